@@ -16,7 +16,7 @@ from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.numbers import parts, scales_at, unit_words
 from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
-from compiled_kernels.builder.functions import function, loop, room
+from compiled_kernels.builder.functions import alloca, function, loop
 from compiled_kernels.builder.target import Named, largest_divisor, memref
 from compiled_kernels.builder.values import Value, constant, fma, index
 from compiled_kernels.builder.vectors import total
@@ -111,7 +111,7 @@ def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
     sums = _x_sums(product, x, rows) if product.has_minima and not product.w8a8 else None
     narrow = product.w8a8 or product.uses_bf16_pairs or product.x_dtype == "f32"
     if not narrow and rows * product.in_features * 4 <= MAX_WIDENED_BYTES:
-        wide = room(rows_type(product.in_features, "f32", rows))
+        wide = alloca(rows_type(product.in_features, "f32", rows))
         lanes = largest_divisor(product.in_features, product.lanes)
         with loop(0, rows) as row, loop(0, product.in_features, lanes) as at:
             wide.store(x.load(lanes, row.index, at.index).to("f32"), row.index, at.index)
@@ -122,7 +122,7 @@ def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
 def _x_sums(product: Panels, x: Value, rows: int) -> Value:
     """Return the sum of x of each group of each row."""
     groups = product.in_features // product.group
-    found = room(memref((rows, groups), "f32"))
+    found = alloca(memref((rows, groups), "f32"))
     with loop(0, rows) as row, loop(0, groups) as group:
         found[row.index, group.index] = group_sum(product, x, row.index, group.index * product.group)
     return found
@@ -166,7 +166,7 @@ def _totals(
     x = input_rows(product, operands.x, rows)
 
     def unit(at: Value) -> list[list[Value]]:
-        _fetch(product, operands.weights[0], panel, at, columns, passes)
+        _prefetch(product, operands.weights[0], panel, at, columns, passes)
         words = [unit_words(product, operands.weights[0], panel, at, column) for column in columns]
         return [parts(product, each) for each in words]
 
@@ -175,7 +175,7 @@ def _totals(
 
     with loop(0, product.in_features, product.run, zero) as turn:
         if not product.group:
-            end = (turn.index + product.run).least(product.in_features)
+            end = (turn.index + product.run).minimum(product.in_features)
             with loop(turn.index, end, product.unit, zero) as inner:
                 inner.carry(step_sums(unit(inner.index), x, inner.index, inner.carried))
             turn.carry([a + b for a, b in zip(turn.carried, inner.results, strict=True)])
@@ -227,7 +227,7 @@ def _joined(
         return _joined_integers(product, sums, scales, of, totals)
     found = []
     for row, place in enumerate(of.sum_rows):
-        of_x = None if of.x_sums is None else of.x_sums[place, of.column // product.group].spread(product.lanes)
+        of_x = None if of.x_sums is None else of.x_sums[place, of.column // product.group].broadcast(product.lanes)
         for i, (scale, *minimum) in enumerate(scales):
             at = row * len(scales) + i
             value = fma(sums[at], scale, totals[at])
@@ -245,8 +245,10 @@ def _joined_integers(
             at = row * len(scales) + i
             value = totals[at] + scaled(product, sums[at], of.x.memory, place, of.column) * scale
             if minimum:
-                whole = sum_at(rows, of.x.memory, place, of.column).spread(product.lanes).to("f32")
-                value = value + whole * scale_at(rows, of.x.memory, place, of.column).spread(product.lanes) * minimum[0]
+                whole = sum_at(rows, of.x.memory, place, of.column).broadcast(product.lanes).to("f32")
+                value = (
+                    value + whole * scale_at(rows, of.x.memory, place, of.column).broadcast(product.lanes) * minimum[0]
+                )
             found.append(value)
     return found
 
@@ -255,8 +257,8 @@ def scaled(product: Panels, sums: Value, x: Value, row: Value, column: Value) ->
     """Return a vector of a row's int32 sums of the group that begins with this column as float32, times x's scale."""
     rows, lanes = product.int8_rows, product.lanes
     if product.added_to_codes:
-        sums = sums + (sum_at(rows, x, row, column) * -product.added_to_codes).spread(lanes)
-    return sums.to("f32") * scale_at(rows, x, row, column).spread(lanes)
+        sums = sums + (sum_at(rows, x, row, column) * -product.added_to_codes).broadcast(lanes)
+    return sums.to("f32") * scale_at(rows, x, row, column).broadcast(lanes)
 
 
 def input_rows(product: Panels, x: Value, rows: Sequence[Value]) -> InputRows:
@@ -264,7 +266,7 @@ def input_rows(product: Panels, x: Value, rows: Sequence[Value]) -> InputRows:
     return InputRows(x, rows, product.int8_rows if product.w8a8 else None)
 
 
-def _fetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: range, passes: PanelPass) -> None:
+def _prefetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: range, passes: PanelPass) -> None:
     """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory.
 
     With several passes the panel is in a cache after the first, and memory would wait for the others: each asks for its
@@ -281,7 +283,7 @@ def _fetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: ra
         panel, nearest = panel + 1, 2
     for i in range(words):
         for column in range(columns.start, columns.stop, 16):
-            memory.fetch(panel, later + i, column, nearest=nearest)
+            memory.prefetch(panel, later + i, column, nearest=nearest)
 
 
 def _store(
@@ -304,7 +306,7 @@ def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
     of a multiple of `whole` columns."""
     if product.out_features % whole == 0:
         return None
-    here = column.to("i32").spread(product.lanes) + constant(range(product.lanes), "i32")
+    here = column.to("i32").broadcast(product.lanes) + constant(range(product.lanes), "i32")
     return here.below(product.out_features)
 
 

@@ -21,7 +21,7 @@ def integer_sums(
         halves: list[Value | None] = [None] * len(found)
         for part in range(first, min(first + most, count)):
             for row, place in enumerate(places):
-                factor = x[place, at + part].spread(rows.lanes)
+                factor = x[place, at + part].broadcast(rows.lanes)
                 for i, weight in enumerate(parts):
                     here = row * len(parts) + i
                     if rows.target.has_int8_dot:

@@ -5,7 +5,7 @@
         for each block along the width
           [unpack the block into numbers, once for all rows]
           for each tile of 6 rows:  @{name}_tile  sums of tile x pair in registers; they join those in `sums`
-                                    @{name}_fetch  ask for a part of the next block, which memory brings meanwhile
+                                    @{name}_prefetch  ask for a part of the next block, which memory brings meanwhile
         finish: what becomes of the pair's sums (see `Finish`)
 
 A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
@@ -34,7 +34,7 @@ from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit_words
 from compiled_kernels.blocked.registers import step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
-from compiled_kernels.builder.functions import call, function, loop, room, when
+from compiled_kernels.builder.functions import alloca, call, function, loop, when
 from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
 from compiled_kernels.builder.values import Value, constant, index
 
@@ -170,18 +170,18 @@ def many(product: ManyRows, finish: Finish) -> None:
     """Make @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
     _tile(product)
-    _fetch(product)
+    _prefetch(product)
     given = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]
     given += listed_arguments() if product.listed else []
     bounds = [Named(name, "index") for name in ("begin", "end", "rows")]
     with function(product.name, [*given, *bounds], inline=False) as values:
-        sums = room(product.sums_type)
-        read = {name: room(kind) for name, kind in product.read} if not product.in_place else {"block": values["w0"]}
+        sums = alloca(product.sums_type)
+        read = {name: alloca(kind) for name, kind in product.read} if not product.in_place else {"block": values["w0"]}
         begin, end = values["begin"], values["end"]
         with when(begin.below(end)):
             each = even_runs(begin, end)
             with loop(begin, end, each) as turn:
-                rows = (turn.index + each).least(end) - turn.index
+                rows = (turn.index + each).minimum(end) - turn.index
                 run = RowRun(values, read, sums, turn.index, rows, values["rows"] - TILE_ROWS)
                 if "x_sums" in read:
                     _sum_x(product, run)
@@ -206,7 +206,7 @@ def _ceil(count: Value, each: Value | int) -> Value:
 def _sum_x(product: ManyRows, run: RowRun) -> None:
     """Sum x of each group of the run's rows, as the tiles take them."""
     with loop(0, run.rows, TILE_ROWS) as slot:
-        first = (run.first + slot.index).least(run.last)
+        first = (run.first + slot.index).minimum(run.last)
         with loop(0, TILE_ROWS) as i, loop(0, product.in_features // product.group) as group:
             row = run.named(first + i.index)
             found = group_sum(product, run.given["x"], row, group.index * product.group)
@@ -222,22 +222,22 @@ def _pair(product: ManyRows, run: RowRun, pair: Value) -> None:
     step = product.vectors_per_tile * product.lanes
     with loop(0, product.in_features, product.k_block) as block:
         k = block.index
-        k_end = (k + product.k_block).least(product.in_features)
+        k_end = (k + product.k_block).minimum(product.in_features)
         place = (first, second, k, k_end, zero) if product.in_place else (zero, one, zero, k_end - k, k)
         if not product.in_place:
             _unpack(product, run, (first, second), k, k_end)
         *following, fetched_rows, each = _next_block(product, run, first, k_end)
         with loop(0, PANEL_PAIR, step) as at:
-            fetched = zero.below(at.index).choose(zero, fetched_rows)
+            fetched = zero.below(at.index).select(zero, fetched_rows)
             with loop(0, run.rows, TILE_ROWS) as slot:
-                row = (run.first + slot.index).least(run.last)
+                row = (run.first + slot.index).minimum(run.last)
                 panels, (start, end, skipped) = place[:2], place[2:]
                 given = [*panels, at.index, start, end, skipped, zero.below(k)]
                 order = [run.given[name] for name, _ in product.order]
                 memories = [run.given["x"], *run.read.values(), run.sums, *order]
                 call(f"{product.name}_tile", [*memories, row, slot.index, *given])
                 begin = slot.index // TILE_ROWS * each
-                call(f"{product.name}_fetch", [run.given["w0"], *following, begin, (begin + each).least(fetched)])
+                call(f"{product.name}_prefetch", [run.given["w0"], *following, begin, (begin + each).minimum(fetched)])
 
 
 def _next_block(product: ManyRows, run: RowRun, first: Value, k_after: Value) -> list[Value]:
@@ -248,24 +248,24 @@ def _next_block(product: ManyRows, run: RowRun, first: Value, k_after: Value) ->
     more_here = k_after.below(product.in_features)
     beyond = first + between
     if product.listed:  # no other expert's weights are asked for: after the last pair it is asked for again
-        beyond = beyond.least((run.given["pair_end"] - 1) * between)
-    next_first = more_here.choose(first, beyond)
-    next_k = more_here.choose(k_after, index(0))
+        beyond = beyond.minimum((run.given["pair_end"] - 1) * between)
+    next_first = more_here.select(first, beyond)
+    next_k = more_here.select(k_after, index(0))
     block_rows = index(-(-product.k_block * product.row_words // product.in_features))
     at = next_k * product.row_words // product.in_features
     return [next_first, next_first + apart, at, block_rows, _ceil(block_rows, _ceil(run.rows, TILE_ROWS))]
 
 
-def _fetch(product: ManyRows) -> None:
-    """Make @{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
+def _prefetch(product: ManyRows) -> None:
+    """Make @{name}_prefetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
     with row `at` of the panels `first` and `second`, for the second cache."""
     numbers = [Named(name, "index") for name in ("first", "second", "at", "from", "to")]
-    named = function(f"{product.name}_fetch", [Named("w0", product.weight_types[0]), *numbers])
+    named = function(f"{product.name}_prefetch", [Named("w0", product.weight_types[0]), *numbers])
     with named as given, loop(given["from"], given["to"]) as turn:
         row = given["at"] + turn.index
         for panel in (given["first"], given["second"]):
             for column in range(0, PANEL, 16):
-                given["w0"].fetch(panel, row, column, nearest=2)
+                given["w0"].prefetch(panel, row, column, nearest=2)
 
 
 def _unpack(product: ManyRows, run: RowRun, panels: tuple[Value, Value], k: Value, k_end: Value) -> None:
@@ -297,7 +297,7 @@ def _finish(product: ManyRows, run: RowRun, pair: Value, finish: Finish) -> None
     much earlier, and its rows stand that much later in the sums."""
     with loop(0, run.rows) as turn:
         tile_row = run.first + (turn.index - turn.index % TILE_ROWS)
-        kept = turn.index + (tile_row - tile_row.least(run.last))
+        kept = turn.index + (tile_row - tile_row.minimum(run.last))
         finish(product, Done(run.given, run.sums, run.named(run.first + turn.index), kept, pair))
 
 
@@ -405,7 +405,7 @@ def _places(product: ManyRows, given: dict[str, Value]) -> list[tuple[Value, Val
         columns = range(0, PANEL, product.lanes)
         return [(panel, index(column)) for panel in (given["first"], given["second"]) for column in columns]
     inside = given["at"] % PANEL
-    panel = given["at"].below(PANEL).choose(given["first"], given["second"])
+    panel = given["at"].below(PANEL).select(given["first"], given["second"])
     return [(panel, inside + i * product.lanes) for i in range(product.vectors_per_tile)]
 
 

@@ -138,7 +138,7 @@ def _float(codes: Value, values: Sequence[float], bits: int) -> Value:
         intrinsic("llvm.x86.avx2.permps", half.type, half, codes)
         for half in (constant(values[:8], "f32"), constant(values[8:], "f32"))
     )
-    return (codes & 8).equals(0).choose(low, high)
+    return (codes & 8).equals(0).select(low, high)
 
 
 def scales_at(product: Panels, weights: Sequence[Value], panel: Value, at: Value, column: int) -> list[Value]:
@@ -169,7 +169,7 @@ def _sub_scale(
     for bits, first in fields:
         place = group * bits + first
         word = memory.load(lanes, panel, start + place // 32, column)
-        moved = word >> (place % 32).to("i32").spread(lanes)
+        moved = word >> (place % 32).to("i32").broadcast(lanes)
         value = (moved & ((1 << bits) - 1)) << known
         found = value if found is None else found | value
         known += bits
@@ -180,4 +180,4 @@ def _sub_scale(
 def _exponents(given: Value) -> Value:
     """Return two to the power of bytes less 128 as float32, of which the two least are subnormal."""
     wide = given.to("i32", signed=False)
-    return wide.below(2).choose((wide + 1) << 21, (wide - 1) << 23).bits("f32")
+    return wide.below(2).select((wide + 1) << 21, (wide - 1) << 23).bits("f32")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from compiled_kernels.blocked.int8_rows import integer_sums
 from compiled_kernels.blocked.numbers import half_floats
 from compiled_kernels.builder.values import Value, fma
-from compiled_kernels.builder.vectors import dot_pairs, spread_pair
+from compiled_kernels.builder.vectors import broadcast_pair, dot_pairs
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 
 
@@ -42,8 +42,8 @@ def _multiply(sums: Value, a: Value, b: Value) -> Value:
 def _factors(x: Value, row: Value, column: Value, parts: int, lanes: int, pairs: bool) -> list[Value]:
     """Spread the factors of each part over every element of a vector: numbers of one row of x from `column` on."""
     if pairs:
-        return [spread_pair(x.load(2, row, column + at)) for at in range(0, 2 * parts, 2)]
+        return [broadcast_pair(x.load(2, row, column + at)) for at in range(0, 2 * parts, 2)]
     if x.element == "f32" or parts % 2:
-        return [x[row, column + at].to("f32").spread(lanes) for at in range(parts)]
-    words = [x.load(2, row, column + at).bits("i32").at(0).spread(lanes) for at in range(0, parts, 2)]
+        return [x[row, column + at].to("f32").broadcast(lanes) for at in range(parts)]
+    words = [x.load(2, row, column + at).bits("i32").at(0).broadcast(lanes) for at in range(0, parts, 2)]
     return [value for word in words for value in half_floats(word)]

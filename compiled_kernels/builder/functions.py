@@ -45,7 +45,7 @@ def function(
 ) -> Iterator[Given]:
     """Make a function, whose body is what is made in this context; gives its arguments by name.
 
-    One with `results` ends with `give`. `inline`: the compiler may copy it to where it is called.
+    One with `results` ends with `return_`. `inline`: the compiler may copy it to where it is called.
     """
     ir, arguments = mlir().ir, tuple(arguments)
     kind = ir.FunctionType.get([typed(each.type) for each in arguments], [typed(each) for each in results])
@@ -60,7 +60,7 @@ def function(
             mlir().func.return_([])
 
 
-def give(*values: Value) -> None:
+def return_(*values: Value) -> None:
     """End a function with results."""
     mlir().func.return_([each.ir for each in values])
 
@@ -83,7 +83,7 @@ def call_with(name: str, arguments: Iterable[Named], given: Given) -> None:
     call(name, [given[each.name] for each in arguments])
 
 
-def room(kind: str) -> Value:
+def alloca(kind: str) -> Value:
     """Return memory of a memref type for as long as the function runs; what it holds at first is not defined."""
     return Value(mlir().memref.alloca(typed(kind), [], [], alignment=64))
 

@@ -28,7 +28,7 @@ def share(given: Given, count: Value | int, unit: int) -> list[Value]:
     count = index(count) if isinstance(count, int) else count
     each = count.divided_up(unit).divided_up(given["threads"]) * unit
     begin = each * given["thread"]
-    return [place.least(count) for place in (begin, begin + each)]
+    return [place.minimum(count) for place in (begin, begin + each)]
 
 
 def wait() -> None:

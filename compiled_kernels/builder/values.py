@@ -115,10 +115,10 @@ class Value:
         """Return it shifted to the right, its sign kept."""
         return self._with(by, "", "shrsi")
 
-    def least(self, other: Value | Number) -> Value:
+    def minimum(self, other: Value | Number) -> Value:
         return self._with(other, "minimumf", "minui")
 
-    def most(self, other: Value | Number) -> Value:
+    def maximum(self, other: Value | Number) -> Value:
         return self._with(other, "maximumf", "maxui")
 
     def _with(self, other: Value | Number, of_floats: str, of_integers: str) -> Value:
@@ -143,7 +143,7 @@ class Value:
             return Value(arith.cmpf(getattr(arith.CmpFPredicate, how.upper()), self.ir, other.ir))
         return Value(arith.cmpi(getattr(arith.CmpIPredicate, how), self.ir, other.ir))
 
-    def choose(self, one: Value, other: Value) -> Value:
+    def select(self, one: Value, other: Value) -> Value:
         """Return `one` where this truth value holds, `other` where it does not."""
         return Value(mlir().arith.select(self.ir, one.ir, other.ir))
 
@@ -171,7 +171,7 @@ class Value:
         whole = self if self.element == "i32" else self.to("i32", signed)  # no processor converts bytes by themselves
         return Value((arith.sitofp if signed else arith.uitofp)(kind, whole.ir))
 
-    def spread(self, lanes: int) -> Value:
+    def broadcast(self, lanes: int) -> Value:
         """Return a vector of this one number."""
         return Value(mlir().vector.broadcast(typed(self.element, lanes), self.ir))
 
@@ -227,7 +227,7 @@ class Value:
         kind = typed(f"memref<{rows * columns}x{self.element}>")
         return Value(mlir().memref.collapse_shape(kind, self.ir, [[0, 1]]))
 
-    def fetch(self, *place: Value | int, nearest: int = 3) -> None:
+    def prefetch(self, *place: Value | int, nearest: int = 3) -> None:
         """Ask memory for what lies there: 3 for the nearest cache, 2 for the next one."""
         mlir().memref.prefetch(self.ir, _place(place), False, nearest, True)
 
@@ -306,7 +306,7 @@ def exp(value: Value) -> Value:
     return Value(mlir().math.exp(value.ir))
 
 
-def root(value: Value) -> Value:
+def sqrt(value: Value) -> Value:
     """Return the square root."""
     return Value(mlir().math.sqrt(value.ir))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiled_kernels.builder.functions import loop
-from compiled_kernels.builder.values import Value, constant, exp, fma, intrinsic, negative, root, typed
+from compiled_kernels.builder.values import Value, constant, exp, fma, intrinsic, negative, sqrt, typed
 
 
 def dot_pairs(sums: Value, a: Value, b: Value) -> Value:
@@ -34,9 +34,9 @@ def dot_words(a: Value, b: Value) -> Value:
     return intrinsic(name, typed("i32", a.lanes // 2), a, b)
 
 
-def spread_pair(pair: Value) -> Value:
+def broadcast_pair(pair: Value) -> Value:
     """Return a vector of 16 times one pair of bfloat16: the partner of 16 pairs in `dot_pairs`."""
-    return pair.bits("i32").at(0).spread(16).bits("bf16")
+    return pair.bits("i32").at(0).broadcast(16).bits("bf16")
 
 
 def look_up(table: Sequence[float], codes: Value) -> Value:
@@ -106,7 +106,7 @@ def norm_factor(x: Value, row: Value, first: Value | int, width: int, eps: float
         value = x.load(lanes, row, turn.index + first)
         turn.carry([fma(value, value, turn.carried[0])])
     mean = total(turn.results[0]) / width
-    return (mean.like(1.0) / root(mean + eps)).spread(lanes)
+    return (mean.like(1.0) / sqrt(mean + eps)).broadcast(lanes)
 
 
 def tanh(doubled: Value) -> Value:

@@ -38,7 +38,7 @@ def sampling_buffers(shape: StepShape, most: int) -> list[Named]:
 def exponentials(given: Given, row: Value, columns: Sequence[Value], lanes: int) -> None:
     """Make the sum of exp((logit - the share's largest) * scale) of the row in this thread's share of the columns; 0 of
     an empty one. And a copy of the logits."""
-    top, scale = given["peaks"][row, given["thread"]].spread(lanes), given["scale"][row].spread(lanes)
+    top, scale = given["peaks"][row, given["thread"]].broadcast(lanes), given["scale"][row].broadcast(lanes)
     with loop(columns[0], columns[1], lanes, [constant(0.0, "f32", lanes)]) as turn:
         value = given["logits"].load(lanes, row, turn.index)
         given["all_logits"].store(value, given["at"], row, turn.index)
@@ -57,7 +57,7 @@ def draw(shape: StepShape, given: Given, row: Value, likeliest: tuple[Value, Val
 
     def of_run(column: Value) -> Value:
         value = logits.load(lanes, row, column)
-        return total(exp((value - peak.spread(lanes)) * scale.spread(lanes)))
+        return total(exp((value - peak.broadcast(lanes)) * scale.broadcast(lanes)))
 
     def of_token(column: Value) -> Value:
         return exp((logits[row, column] - peak) * scale)
@@ -86,7 +86,7 @@ def _crossing(
         (summed, *found), more = turn.carried, weight(turn.index)
         reached = summed.compared("ole", goal) & more.compared("ogt", 0.0)
         here = zip((turn.index, summed), found, strict=True)
-        turn.carry([summed + more, *(reached.choose(new, old) for new, old in here)])
+        turn.carry([summed + more, *(reached.select(new, old) for new, old in here)])
     return turn.results[1:]
 
 
@@ -95,5 +95,5 @@ def end_row(given: Given, row: Value, whole: Value, is_open: Value) -> None:
     kept, left, at = given["kept"], given["left"], given["at"].to("i32")
     unlikely = (whole.like(1.0) / whole).compared("ult", given["threshold"][0])
     ends = unlikely & is_open & kept[row].compared("sgt", at)
-    kept[row] = ends.choose(at, kept[row])
+    kept[row] = ends.select(at, kept[row])
     left[0] = left[0] + kept[row].compared("sgt", at).to("i32", signed=False)

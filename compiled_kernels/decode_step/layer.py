@@ -7,7 +7,7 @@ At a bar all threads wait for one another; where rows are of one sequence, after
 
 from __future__ import annotations
 
-from compiled_kernels.builder.functions import Given, call, function, loop, room, when
+from compiled_kernels.builder.functions import Given, alloca, call, function, loop, when
 from compiled_kernels.builder.target import Named, indices, largest_divisor, memref
 from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value
@@ -37,7 +37,7 @@ def make_layer(layer: LayerKernel) -> None:
     if mixed:
         mixture_functions(layer)
     with function(layer.name, [*layer_arguments(layer), *indices("thread", "threads")], inline=False) as given:
-        given |= {name: room(kind) for name, kind in _own_buffers(layer)}
+        given |= {name: alloca(kind) for name, kind in _own_buffers(layer)}
         if layer.step.has("attention"):
             _norm(layer, given, "attention_norm")
             _multiply(layer, given, "normed", layer.qkv_out, *layer.qkv)

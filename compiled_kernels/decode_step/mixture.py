@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from compiled_kernels.blocked.layout import PANEL_PAIR
-from compiled_kernels.builder.functions import Given, call, loop, room, when
+from compiled_kernels.builder.functions import Given, alloca, call, loop, when
 from compiled_kernels.builder.target import Named, largest_divisor, memref
 from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value, constant, exp, fma, index, negative
@@ -84,7 +84,7 @@ def _choose(layer: LayerKernel, given: Given) -> None:
     """Choose of each row the experts with the largest scores, the first of equal ones (`expert`), and their
     `weights`."""
     shape, weights, logits = layer.experts, given["weights"], given[layer.router_logits.name]
-    scores, left = (room(memref((shape.num_experts,), "f32")) for _ in range(2))
+    scores, left = (alloca(memref((shape.num_experts,), "f32")) for _ in range(2))
     lowest, none = constant(-inf, "f32"), index(0)
     with loop(0, layer.step.rows) as row:
         with loop(0, shape.num_experts) as turn:
@@ -100,7 +100,7 @@ def _choose(layer: LayerKernel, given: Given) -> None:
             with loop(0, shape.num_experts, 1, [lowest, none]) as turn:
                 score, (peak, at) = left[turn.index], turn.carried
                 better = score.compared("ogt", peak)
-                turn.carry([better.choose(score, peak), better.choose(turn.index, at)])
+                turn.carry([better.select(score, peak), better.select(turn.index, at)])
             best = turn.results[1]
             given["expert"][place.index] = best.to("i64")
             weights[place.index] = scores[best]
@@ -116,7 +116,7 @@ def _choose(layer: LayerKernel, given: Given) -> None:
 
 def _softmax(numbers: Value, begin: Value, end: Value) -> None:
     with loop(begin, end, 1, [constant(-inf, "f32")]) as turn:
-        turn.carry([numbers[turn.index].most(turn.carried[0])])
+        turn.carry([numbers[turn.index].maximum(turn.carried[0])])
     peak = turn.results[0]
     _each(numbers, begin, end, lambda x: exp(x - peak))
     whole = _sum(numbers, begin, end)
@@ -141,7 +141,7 @@ def _weigh(layer: LayerKernel, given: Given, begin: Value, end: Value) -> None:
     with loop(0, layer.step.rows) as row, loop(begin, end, lanes) as turn:
         first = row.index * per_row
         with loop(first, first + per_row, 1, [constant(0.0, "f32", lanes)]) as place:
-            factor = given["weights"][place.index].spread(lanes)
+            factor = given["weights"][place.index].broadcast(lanes)
             value = given[layer.expert_out.name].load(lanes, place.index, turn.index)
             place.carry([fma(factor, value, place.carried[0])])
         x.store(x.load(lanes, row.index, turn.index) + place.results[0], row.index, turn.index)

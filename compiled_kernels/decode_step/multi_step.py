@@ -106,12 +106,12 @@ def _step(shape: StepShape, given: Given, weighs: bool) -> None:
     with loop(0, shape.rows) as row:
         with loop(own[0], own[1], lanes, [lowest, nowhere]) as turn:
             value, (peak, place) = given["logits"].load(lanes, row.index, turn.index), turn.carried
-            here = turn.index.to("i32").spread(lanes) + constant(range(lanes), "i32")
+            here = turn.index.to("i32").broadcast(lanes) + constant(range(lanes), "i32")
             above = value.compared("ogt", peak)
-            turn.carry([above.choose(value, peak), above.choose(here, place)])
+            turn.carry([above.select(value, peak), above.select(here, place)])
         best, where = turn.results
         top = best.reduce("maximumf")
-        those = best.compared("oeq", top.spread(lanes)).choose(where, where.like(2**31 - 1))
+        those = best.compared("oeq", top.broadcast(lanes)).select(where, where.like(2**31 - 1))
         given["peaks"][row.index, given["thread"]] = top
         given["places"][row.index, given["thread"]] = those.reduce("minsi")
         if weighs:
@@ -128,14 +128,14 @@ def _choose(shape: StepShape, given: Given, weighs: bool) -> None:
             value, there = (given[name][row, thread.index] for name in ("peaks", "places"))
             above = value.compared("ogt", thread.carried[0])
             found = zip((value, there), thread.carried, strict=True)
-            thread.carry([above.choose(new, old) for new, old in found])
+            thread.carry([above.select(new, old) for new, old in found])
         peak, token = thread.results
         whole = None
         if weighs:
             whole, token = draw(shape, given, row, (peak, token), _unit(shape))
         known = given["known"][place]
         is_open = known.compared("slt", 0)
-        token = is_open.choose(token, known)
+        token = is_open.select(token, known)
         given["chosen"][place] = given["ids"][row] = token
         given["lengths"][row] = given["lengths"][row] + 1
         if whole:

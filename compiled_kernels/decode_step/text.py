@@ -7,7 +7,7 @@ What is small (norms, merging, angles) every thread computes for itself rather t
 
 from __future__ import annotations
 
-from compiled_kernels.builder.functions import Given, call, room, text_of
+from compiled_kernels.builder.functions import Given, alloca, call, text_of
 from compiled_kernels.builder.target import Named, memref
 from compiled_kernels.builder.threads import entry, share
 from compiled_kernels.builder.values import Value
@@ -105,7 +105,7 @@ def _call_layer(layer: LayerKernel, number: int, given: Given) -> None:
 def _logits(shape: StepShape, head: AnyProduct, given: Given, unit: int) -> list[Value]:
     """Make logits = the norm of x times the head's weight; this thread's columns, which are returned."""
     normed, rows = Named("normed", memref((shape.rows, shape.hidden_size), shape.dtype)), (0, shape.rows)
-    given = given | {name: room(kind) for name, kind in (normed, *int8_buffers([head], shape.rows))}
+    given = given | {name: alloca(kind) for name, kind in (normed, *int8_buffers([head], shape.rows))}
     call("norm", [given["x"], given["norm"], given["normed"], *rows])
     columns = share(given, shape.vocab_size, unit)
     multiply(head, given, "normed", "logits", columns, prefix="head", rows=rows, weights="head_")

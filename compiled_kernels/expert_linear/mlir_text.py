@@ -21,7 +21,7 @@ from compiled_kernels.blocked.few import FewRows, Operands, group_sum, panel_row
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
-from compiled_kernels.builder.functions import Given, call, function, loop, room, text_of, when
+from compiled_kernels.builder.functions import Given, alloca, call, function, loop, text_of, when
 from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, indices, memref
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
@@ -202,7 +202,7 @@ def few(product: ListedRows) -> None:
             fewer = 0
             for size in LAST_TILES:
                 with when(index(fewer).below(left) & left.below(size + 1)):
-                    tile(panel.index, [(whole + i).least(last) for i in range(size)])
+                    tile(panel.index, [(whole + i).minimum(last) for i in range(size)])
                 fewer = size
 
 
@@ -213,7 +213,7 @@ def _read(product: ListedRows, rows: list[Value]) -> list[Value]:
 
 def _x_sums(product: ListedRows, given: Given) -> Value:
     """Return the sums of x of each group of the rows from `begin` to `end` of the list."""
-    found, begin = room(product.x_sums_type), given["begin"]
+    found, begin = alloca(product.x_sums_type), given["begin"]
     with loop(begin, given["end"]) as place, loop(0, product.in_features // product.group) as group:
         (row,) = _read(product, [given["order"][place.index].to("index")])
         sums = group_sum(product, given["x"], row, group.index * product.group)

@@ -100,7 +100,7 @@ def by_row(product: RowByRow) -> None:
     ):
         if product.any_rows:  # a run at a time; the last one begins early enough to be whole
             with loop(0, given["rows"], product.rows) as run:
-                first = run.index.least(given["rows"] - product.rows)
+                first = run.index.minimum(given["rows"] - product.rows)
                 _block(product, given, turn.index, [first + i for i in range(product.rows)])
         else:
             for first in range(0, product.rows, MAX_ROWS_TOGETHER):
@@ -121,7 +121,7 @@ def _block(product: RowByRow, given: dict[str, Value], column: Value, tokens: Se
     with loop(0, product.in_features, product.values, [constant(0.0, "f32", lanes)] * (len(rows) * len(tokens))) as k:
         if product.prefetch_rows:  # the end of a short row is no end to the memory
             for row in rows:
-                given["w0"].fetch(row + product.prefetch_rows, k.index)
+                given["w0"].prefetch(row + product.prefetch_rows, k.index)
         weights = [numbers(given["w0"], row, k.index) for row in rows]
         x, carried = [numbers(given["x"], token, k.index) for token in tokens], iter(k.carried)
         k.carry([

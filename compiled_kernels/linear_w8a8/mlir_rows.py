@@ -83,16 +83,18 @@ def quantize(name: str, rows: Int8Rows, count: int) -> None:
     with function(name, arguments, inline=False) as given, loop(given["from"], given["to"]) as turn:
         x, out, row, nothing = given["x"], given["out"], turn.index, [constant(0, "i32", lanes)]
         with loop(0, rows.width, rows.block) as block:
-            end = (block.index + rows.block).least(rows.width) if rows.width % rows.block else block.index + rows.block
+            end = (
+                (block.index + rows.block).minimum(rows.width) if rows.width % rows.block else block.index + rows.block
+            )
             with loop(block.index, end, lanes, nothing) as turn:
                 bits = x.load(lanes, row, turn.index).to("f32").bits("i32")
-                turn.carry([(bits & 0x7FFFFFFF).most(turn.carried[0])])
-            scale = (turn.results[0].reduce("maxui").bits("f32") / 127.0).most(SMALLEST)
+                turn.carry([(bits & 0x7FFFFFFF).maximum(turn.carried[0])])
+            scale = (turn.results[0].reduce("maxui").bits("f32") / 127.0).maximum(SMALLEST)
             out[row, block.index // rows.block + rows.words] = scale.bits("i32")
             with loop(block.index, end, rows.group) as group:
                 with loop(group.index, group.index + rows.group, lanes, nothing) as turn:
                     value = x.load(lanes, row, turn.index).to("f32")
-                    whole = rounded(value / scale.spread(lanes)).to("i32")
+                    whole = rounded(value / scale.broadcast(lanes)).to("i32")
                     out.store(_packed(rows, whole), row, turn.index // rows.values)
                     turn.carry([whole + turn.carried[0]])
                 out[row, group.index // rows.group + rows.first_sum] = turn.results[0].reduce("add")

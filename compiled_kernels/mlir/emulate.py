@@ -58,7 +58,7 @@ def _dot_bytes_in_pairs(a: Value, b: Value) -> Value:
     sums = (a & 0xFF).to("i32") * (b << 8).signed_shift(8).to("i32")
     sums = sums + (a >> 8).to("i32") * b.signed_shift(8).to("i32")
     for how, most in (("slt", (1 << 15) - 1), ("sgt", -(1 << 15))):
-        sums = sums.compared(how, most).choose(sums, sums.like(most))
+        sums = sums.compared(how, most).select(sums, sums.like(most))
     return sums.to("i16")
 
 
@@ -66,9 +66,9 @@ def _look_up(codes: Value, *tables: Value) -> Value:
     """VPERMW, VPERMPS, VPERMI2W: the numbers of a table at places whose upper bits do not count."""
     numbers = [table.at(place) for table in tables for place in range(table.lanes)]
     places = codes & (len(numbers) - 1)
-    found = numbers[0].spread(codes.lanes)
+    found = numbers[0].broadcast(codes.lanes)
     for place, number in enumerate(numbers):
-        found = places.equals(place).choose(number.spread(codes.lanes), found)
+        found = places.equals(place).select(number.broadcast(codes.lanes), found)
     return found
 
 

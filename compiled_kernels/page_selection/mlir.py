@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from compiled_kernels.builder.functions import function, loop, room, when
+from compiled_kernels.builder.functions import alloca, function, loop, when
 from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
 from compiled_kernels.builder.values import Value, constant
 from compiled_kernels.builder.vectors import total
@@ -13,7 +13,7 @@ from compiled_kernels.page_selection.selection import PageSelection
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.scalar_code.mlir import scalar_code
 
-MOVES = {"min": Value.least, "max": Value.most, "mean": Value.__add__}
+MOVES = {"min": Value.minimum, "max": Value.maximum, "mean": Value.__add__}
 
 
 def summary_arguments(shape: DecodeAttention, selection: PageSelection) -> list[Named]:
@@ -56,7 +56,7 @@ def select(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
     first = selection.first
     arguments = [queries, *summary_arguments(shape, selection), *_places(shape), chosen]
     with function(f"{name}_select", arguments) as given:
-        scores, marks = room(memref((shape.max_pages,), "f32")), given["chosen"]
+        scores, marks = alloca(memref((shape.max_pages,), "f32")), given["chosen"]
         least, read = constant(-math.inf, "f32"), constant(1, "i8")
         own = (given["lengths"][given["row"]].to("index") - 1) // shape.page_size
         marks[own] = read
@@ -69,14 +69,14 @@ def select(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
                 with loop(first, own) as page:
                     number = given["table"][given["row"], page.index].to("index")
                     with loop(0, shape.queries_per_kv, carried=[least]) as head:
-                        head.carry([head.carried[0].most(_score(shape, selection, given, number, head.index))])
+                        head.carry([head.carried[0].maximum(_score(shape, selection, given, number, head.index))])
                     scores[page.index], marks[page.index] = head.results[0], read.like(0)
                 with loop(0, selection.keep):
                     with loop(first, own, carried=[least, own]) as page:
                         highest, place = page.carried
                         score = scores[page.index]
                         higher = score.compared("ogt", highest)
-                        page.carry([higher.choose(score, highest), higher.choose(page.index, place)])
+                        page.carry([higher.select(score, highest), higher.select(page.index, place)])
                     scores[page.results[1]], marks[page.results[1]] = least, read
 
 

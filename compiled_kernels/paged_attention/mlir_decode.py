@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from compiled_kernels.builder.functions import call, call_with, either, function, give, loop, repeat, room
+from compiled_kernels.builder.functions import alloca, call, call_with, either, function, loop, repeat, return_
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
@@ -43,7 +43,7 @@ def seek(shape: DecodeAttention, name: str) -> None:
 
         with repeat(given["page"], passed) as turn:
             turn.carry([turn.index + 1])
-        give(*turn.results)
+        return_(*turn.results)
 
 
 def _chosen(shape: DecodeAttention) -> list[Named]:
@@ -69,9 +69,9 @@ def walk(pages: DecodePages, table: str, name: str) -> None:
             return given["table"][place].to("index")
 
         def visit(page: Value, after: Value) -> None:
-            base, later = page * shape.page_size, after.below(end).choose(after, page)
-            begin = given["first"].compared("ugt", base).choose(given["first"] - base, zero)
-            offsets = {"base": base, "from": begin, "to": (given["last"] - base).least(shape.page_size)}
+            base, later = page * shape.page_size, after.below(end).select(after, page)
+            begin = given["first"].compared("ugt", base).select(given["first"] - base, zero)
+            offsets = {"base": base, "from": begin, "to": (given["last"] - base).minimum(shape.page_size)}
             numbers = {"page": number(page), "next": number(later)}
             call_with(f"{name}_{pages.kind}_tile", tile_arguments(pages), given | offsets | numbers)
 
@@ -102,7 +102,7 @@ def begin_item(shape: DecodeAttention, given: dict[str, Value], length: Value) -
     """Return an item's values by name, with room for its scores; its state is that before any key: sums 0, peak minus
     infinity, total 0."""
     partial, row, chunk = given["partial"], given["row"], given["chunk"]
-    buffers = {name: room(shape.types[name]) for name in ("scores", "weights")}
+    buffers = {name: alloca(shape.types[name]) for name in ("scores", "weights")}
     first, zero = given["group"] * shape.queries_per_kv, constant(0.0, "f32")
     with loop(first, first + shape.queries_per_kv) as head:
         with loop(0, shape.head_dim + 2) as at:
@@ -120,13 +120,13 @@ def item(shape: DecodeAttention, name: str) -> None:
         values = begin_item(shape, given | {"line": given["row"]}, length)
         first, zero = first_seen(shape, length), index(0)
         if shape.num_sink_tokens:  # the first chunk sees to them
-            end = given["chunk"].equals(0).choose(first.least(shape.num_sink_tokens), zero)
+            end = given["chunk"].equals(0).select(first.minimum(shape.num_sink_tokens), zero)
             run(pages, name, values, (zero, end.divided_up(shape.page_size)), zero, end)
         # counted from the end: the last chunk is never empty
         stop, after = length.divided_up(shape.page_size), index(shape.chunks) - given["chunk"]
         count = stop - first // shape.page_size
         each = count.divided_up(shape.chunks)
-        begin, end = (stop - (each * left).least(count) for left in (after, after - 1))
+        begin, end = (stop - (each * left).minimum(count) for left in (after, after - 1))
         run(pages, name, values, (begin, end), first, length)
 
 
@@ -154,7 +154,7 @@ def merge(shape: DecodeAttention, name: str) -> None:
         at = [(row.index, head.index, chunk) for chunk in range(shape.chunks)]
         peaks, totals = ([given["partial"][*each, place] for each in at] for place in (dim, dim + 1))
         sink = given["sinks"][head.index] if shape.sink_logits else None
-        parts = [each.spread(lanes) for each in shares(shape, peaks, totals, sink)]
+        parts = [each.broadcast(lanes) for each in shares(shape, peaks, totals, sink)]
         for column in range(0, dim, lanes):
             sums = [given["partial"].load(lanes, *each, column) for each in at]
             given["mixed"].store(mixed(sums, parts).to(shape.dtype), row.index, head.index * dim + column)
@@ -204,7 +204,7 @@ def attention_entry(
     as its first number says. The threads have `buffers` of their own, and `q` for an item's queries."""
     t, each_group, lanes = shape.types, shape.queries_per_kv, shape.columns
     with entry(name, [Named("all", t["q"]), *arguments, *_results(shape)]) as given:
-        own = {each.name: room(each.type) for each in (Named("q", t["queries"]), *buffers)}
+        own = {each.name: alloca(each.type) for each in (Named("q", t["queries"]), *buffers)}
         rows = given["sizes"][0].to("index") if "sizes" in given else index(shape.rows)
         with loop(given["thread"], rows * (shape.num_kv_heads * shape.chunks), given["threads"]) as turn:
             pair = turn.index // shape.chunks

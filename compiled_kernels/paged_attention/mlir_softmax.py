@@ -48,7 +48,7 @@ class Keys(NamedTuple):
 
 def in_window(shape: HeadShape, keys: Value, position: Value) -> Value:
     """Return which positions a query sees: all up to its own, of these the window and the sinks."""
-    here = position.spread(keys.lanes)
+    here = position.broadcast(keys.lanes)
     visible = keys.compared("ule", here)
     if not shape.sliding_window:
         return visible
@@ -60,7 +60,7 @@ def in_window(shape: HeadShape, keys: Value, position: Value) -> Value:
 
 def first_seen(shape: HeadShape, length: Value) -> Value:
     """Return the first position in the window of the last of `length` positions."""
-    return length - length.least(shape.sliding_window) if shape.sliding_window else index(0)
+    return length - length.minimum(shape.sliding_window) if shape.sliding_window else index(0)
 
 
 def logits(shape: PagedHeads, query: Query, keys: Keys) -> tuple[Value, Value]:
@@ -76,7 +76,7 @@ def logits(shape: PagedHeads, query: Query, keys: Keys) -> tuple[Value, Value]:
         visible = visible & score.compared("une", none)
     if shape.mask:
         visible = visible & scalar_code(Program.parse(shape.mask), inputs, shape.lanes)
-    return visible, visible.choose(score, none)
+    return visible, visible.select(score, none)
 
 
 def weigh(shape: PagedHeads, query: Query, keys: Sequence[Keys]) -> tuple[list[Value], Value]:
@@ -85,12 +85,12 @@ def weigh(shape: PagedHeads, query: Query, keys: Sequence[Keys]) -> tuple[list[V
     found = [logits(shape, query, each) for each in keys]
     (memory, place), (totals, total_place) = query.peak, query.total
     before = memory[place]
-    peak = before.most(functools.reduce(Value.most, (logit for _, logit in found)).reduce("maximumf"))
+    peak = before.maximum(functools.reduce(Value.maximum, (logit for _, logit in found)).reduce("maximumf"))
     memory[place] = peak
-    peaks, earlier = peak.spread(shape.lanes), before.spread(shape.lanes)
+    peaks, earlier = peak.broadcast(shape.lanes), before.broadcast(shape.lanes)
     zero = peaks.like(0.0)
-    weights = [visible.choose(exp(logit - peaks), zero) for visible, logit in found]
-    factor = exp(earlier.equals(peaks).choose(zero, earlier - peaks)).at(0)
+    weights = [visible.select(exp(logit - peaks), zero) for visible, logit in found]
+    factor = exp(earlier.equals(peaks).select(zero, earlier - peaks)).at(0)
     totals[total_place] = totals[total_place] * factor + total(functools.reduce(Value.__add__, weights))
     return weights, factor
 
@@ -102,13 +102,13 @@ def shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], si
     if not shape.normalized:
         return [exp(peak) for peak in peaks]
     ends = [*peaks, sink] if sink else peaks
-    highest = functools.reduce(Value.most, ends, constant(-3.0e38, "f32"))  # a peak of nothing is no number
+    highest = functools.reduce(Value.maximum, ends, constant(-3.0e38, "f32"))  # a peak of nothing is no number
     factors = [exp(each - highest) for each in ends]
     whole = constant(0.0, "f32")
     for each, factor in zip(totals, factors, strict=False):
         whole = whole + each * factor
     whole = whole + factors[-1] if sink else whole
-    whole = whole.equals(0.0).choose(whole.like(1.0), whole)
+    whole = whole.equals(0.0).select(whole.like(1.0), whole)
     return [factor / whole for factor in factors[: len(totals)]]
 
 

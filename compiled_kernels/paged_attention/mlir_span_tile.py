@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, counted
-from compiled_kernels.builder.vectors import spread_pair
+from compiled_kernels.builder.vectors import broadcast_pair
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, in_window, mixed, shares
 from compiled_kernels.paged_attention.mlir_tile import ReadPages, attend, products
@@ -39,7 +39,7 @@ class Blocks(ReadPages):
 
     def _keys(self, query: Query, scores: Value, start: int) -> Keys:
         first = self.given["start"] + start
-        positions = first.spread(self.shape.lanes) + counted(self.shape.lanes)
+        positions = first.broadcast(self.shape.lanes) + counted(self.shape.lanes)
         visible = in_window(self.shape, positions, query.position)
         return Keys(scores, positions, visible & self._chosen(query, first) if self.shape.selected else visible)
 
@@ -50,11 +50,11 @@ class Blocks(ReadPages):
         line = (token * shape.num_kv_heads + given["group"]) * given["held"]
 
         def read(position: Value) -> Value:
-            page = (position // shape.page_size).least(given["held"] - 1)  # there is none beyond the context
+            page = (position // shape.page_size).minimum(given["held"] - 1)  # there is none beyond the context
             return given["chosen"][line + page].compared("ne", 0)
 
         if shape.page_size % shape.lanes == 0:  # they lie in one page
-            return read(first).spread(shape.lanes)
+            return read(first).broadcast(shape.lanes)
         found = constant(0, "i1", shape.lanes)
         for at in range(shape.lanes):
             found = found.put(at, read(first + at))
@@ -81,8 +81,8 @@ class Blocks(ReadPages):
     def _factor(self, memory: Value, lanes: int, *place: Value | int) -> Value:
         """Return the number at a place, or the pair of bfloat16, in every element of a vector."""
         if self.shape.uses_bf16_pairs:
-            return spread_pair(memory.load(2, *place))
-        return memory[place].to("f32").spread(lanes)
+            return broadcast_pair(memory.load(2, *place))
+        return memory[place].to("f32").broadcast(lanes)
 
 
 def found_arguments(shape: SpanAttention) -> list[Named]:
@@ -106,7 +106,7 @@ def rows(shape: SpanAttention) -> None:
         queries = []
         for number in range(QUERIES_TOGETHER):
             slot = given["slot"] + number
-            row = slot.least(given["queries"] - 1)
+            row = slot.minimum(given["queries"] - 1)
             token, head = given["token"] + row // share, given["group"] * share + row % share
             found = ((given[each.name], (slot,)) for each in found_arguments(shape))
             queries.append(Query(given["before"] + token, head, number, (token, head), *found))
@@ -128,4 +128,4 @@ def finish(shape: SpanAttention) -> None:
         (part,) = shares(shape, [given["peaks"][slot.index]], [given["totals"][slot.index]], sink)
         for column in range(0, shape.head_dim, lanes):
             sums = given["sums"].load(lanes, slot.index, column)
-            given["out"].store(mixed([sums], [part.spread(lanes)]).to(shape.dtype), token, head, column)
+            given["out"].store(mixed([sums], [part.broadcast(lanes)]).to(shape.dtype), token, head, column)

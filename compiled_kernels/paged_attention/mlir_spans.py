@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from compiled_kernels.builder.functions import call_with, function, loop, room, when
+from compiled_kernels.builder.functions import alloca, call_with, function, loop, when
 from compiled_kernels.builder.target import Named, indices, largest_divisor
 from compiled_kernels.builder.threads import entry, wait
 from compiled_kernels.builder.values import Value, constant
@@ -49,7 +49,7 @@ def pack(shape: SpanAttention) -> None:
             wide = largest_divisor(width, shape.lanes)
             with loop(0, height) as row, loop(0, width, wide) as column:
                 given[name].store(constant(0, shape.element_type, wide), at, row.index, column.index)
-        with loop(0, (given["context"] - start).least(BLOCK_POSITIONS)) as key:
+        with loop(0, (given["context"] - start).minimum(BLOCK_POSITIONS)) as key:
             position = start + key.index
             page = given["table"][position // shape.page_size].to("index")
             place = page, given["group"], position % shape.page_size
@@ -64,7 +64,7 @@ def pack(shape: SpanAttention) -> None:
                 for column in range(0, shape.head_dim, lanes):
                     loaded = given["v"].load(lanes, *place, column)
                     if shape.uses_bf16_pairs:  # into one half of each element: the keys of a pair come one by one
-                        shift = (key.index % each * 16).to("i32").spread(lanes)
+                        shift = (key.index % each * 16).to("i32").broadcast(lanes)
                         bits = loaded.bits("i16").to("i32", signed=False) << shift
                         loaded = values.load(lanes, at, row, column) | bits
                     values.store(loaded.to(shape.element_type), at, row, column)
@@ -95,10 +95,10 @@ def _entry(shape: SpanAttention) -> None:
                 call_with("pack", pack_arguments(shape), given | {"group": group, "block": block})
         wait()
         found, none, zero = found_arguments(shape), constant(-math.inf, "f32"), constant(0.0, "f32")
-        given |= {each.name: room(each.type) for each in (*found, *_named(shape, "weights"))}
+        given |= {each.name: alloca(each.type) for each in (*found, *_named(shape, "weights"))}
         with loop(given["thread"], tokens.divided_up(tile) * groups, given["threads"]) as item:
             group, token = item.index % groups, item.index // groups * tile
-            count = (tokens - token).least(tile)
+            count = (tokens - token).minimum(tile)
             here = given | {"group": group, "token": token, "queries": count * shape.queries_per_kv}
             with loop(0, shape.tile_slots) as slot:
                 given["peaks"][slot.index], given["totals"][slot.index] = none, zero
@@ -122,7 +122,7 @@ def _needed(shape: SpanAttention, given: dict[str, Value], start: Value, count: 
     if shape.mask:
         needed.append(may_see(shape, (earliest, earliest + count - 1), (start, end - 1), given["group"]))
     if shape.selected:
-        pages = start // shape.page_size, end.least(given["context"]).divided_up(shape.page_size)
+        pages = start // shape.page_size, end.minimum(given["context"]).divided_up(shape.page_size)
         needed.append(_chosen_by_any(shape, given, pages, count))
     return functools.reduce(Value.__and__, needed)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, counted, fma
-from compiled_kernels.builder.vectors import dot_pairs, spread_pair, total, totals
+from compiled_kernels.builder.vectors import broadcast_pair, dot_pairs, total, totals
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, weigh
 
@@ -47,7 +47,7 @@ class ReadPages(ABC):
         for first in range(0, len(columns), most):
             run, sums = columns[first : first + most], []
             for query, factor in zip(queries, factors, strict=True):
-                spread, (memory, place) = factor.spread(lanes), query.sums
+                spread, (memory, place) = factor.broadcast(lanes), query.sums
                 sums += [memory.load(lanes, *place, column) * spread for column in run]
             found = iter(self.added(queries, run, sums))
             for query in queries:
@@ -111,7 +111,7 @@ class DecodePages(ReadPages):
     def keys(self, queries: Sequence[Query]) -> Iterator[list[Keys]]:
         self.score(queries)
         lanes, given = self.shape.lanes, self.given
-        begin, end, base = (given[name].spread(lanes) for name in ("from", "to", "base"))
+        begin, end, base = (given[name].broadcast(lanes) for name in ("from", "to", "base"))
         for query in queries:
             found = []
             for start in range(0, self.shape.padded_page_size, lanes):
@@ -185,13 +185,13 @@ class ReadDensePages(DecodePages):
             with loop(begin // 16 * 16, end, 16) as run:  # may reach beyond the offsets in use: such scores are ignored
                 keys = [run.index + i for i in range(16)]
                 for key in keys:
-                    self._fetch("k", key)
+                    self._prefetch("k", key)
                 for query, parts in zip(queries, numbers, strict=True):
                     found = [score(parts, (self._read("k", key, at, 32) for at in columns)) for key in keys]
                     scores.store(totals(found), query.slot, run.index)
             return
         with loop(begin, end) as offset:
-            self._fetch("k", offset.index)
+            self._prefetch("k", offset.index)
             key = [self._factors(self._read("k", offset.index, at, width)) for at in columns]
             for query, parts in zip(queries, numbers, strict=True):
                 scores[query.slot, offset.index] = total(score(parts, key))
@@ -202,11 +202,11 @@ class ReadDensePages(DecodePages):
     def _read(self, memory: str, offset: Value, column: int, lanes: int) -> Value:
         return self.given[memory].load(lanes, self.given["page"], self.given["group"], offset, column)
 
-    def _fetch(self, memory: str, offset: Value) -> None:
+    def _prefetch(self, memory: str, offset: Value) -> None:
         """Ask for what the next page holds at `offset`, a cache line at a time: pages lie anywhere, and between two of
         them the processor would have nothing under way."""
         for at in range(0, self.shape.head_dim, 16 if self.shape.dtype == "f32" else 32):
-            self.given[memory].fetch(self.given["next"], self.given["group"], offset, at)
+            self.given[memory].prefetch(self.given["next"], self.given["group"], offset, at)
 
     def keep(self, query: Query, weights: Sequence[Value]) -> None:
         super().keep(query, weights)
@@ -218,12 +218,12 @@ class ReadDensePages(DecodePages):
         scores, weights = self.given["scores"], self.given["weights"]
 
         def pairs(offset: Value) -> Iterator[tuple[list[Value], list[Value]]]:
-            yield self._woven(offset, columns), [spread_pair(weights.load(2, each.slot, offset)) for each in queries]
+            yield self._woven(offset, columns), [broadcast_pair(weights.load(2, each.slot, offset)) for each in queries]
 
         def singles(offset: Value) -> Iterator[tuple[list[Value], list[Value]]]:
-            self._fetch("v", offset)
+            self._prefetch("v", offset)
             values = [self._read("v", offset, at, lanes).to("f32") for at in columns]
-            yield values, [scores[each.slot, offset].spread(lanes) for each in queries]
+            yield values, [scores[each.slot, offset].broadcast(lanes) for each in queries]
 
         if self.shape.uses_bf16_pairs and len(columns) % 2 == 0:
             last = end - (end - begin) % 2
@@ -234,7 +234,7 @@ class ReadDensePages(DecodePages):
         """Return the values of two keys as pairs, 16 columns a vector; two such come from one load of each key."""
         keys, values = (offset, offset + 1), []
         for key in keys:
-            self._fetch("v", key)
+            self._prefetch("v", key)
         for column in columns[::2]:
             first, second = (self._read("v", key, column, 32) for key in keys)
             for half in (0, 16):

@@ -77,7 +77,7 @@ def _runs(name: str, arguments: list[Named]) -> Iterator[Given]:
         with when(begin.below(end)):
             each = even_runs(begin, end)
             with loop(begin, end, each) as turn:
-                yield given | {"begin": turn.index, "end": (turn.index + each).least(end), "rows": rows}
+                yield given | {"begin": turn.index, "end": (turn.index + each).minimum(end), "rows": rows}
 
 
 def _norm(given: Given, name: str) -> None:

@@ -16,7 +16,7 @@ are still seen.
 
 from __future__ import annotations
 
-from compiled_kernels.builder.functions import call, call_with, function, give, loop, when
+from compiled_kernels.builder.functions import call, call_with, function, loop, return_, when
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, index
 from compiled_kernels.paged_attention.mlir_decode import attention_entry, begin_item, merge, run, walks
@@ -31,7 +31,7 @@ def span_function() -> None:
     with function("span", indices("first", "last", "size"), results=("index", "index")) as given:
         first, last, size = given.values()
         begin = first // size
-        give(begin, first.below(last).choose(last.divided_up(size), begin))
+        return_(begin, first.below(last).select(last.divided_up(size), begin))
 
 
 def _memories(shape: QuantizedAttention) -> list[Named]:
@@ -69,22 +69,22 @@ def item(shape: QuantizedAttention, name: str) -> None:
             run(walked, name, values | own, pages, first, last)
 
         # where quantized positions end and begin: both 0 if nothing is quantized
-        whole = (length - length.least(rule.residual_length)) // rule.quant_group * rule.quant_group
+        whole = (length - length.minimum(rule.residual_length)) // rule.quant_group * rule.quant_group
         some = whole.compared("ugt", rule.num_sink_tokens)
-        until, front = (some.choose(each, index(0)) for each in (whole, index(rule.num_sink_tokens)))
+        until, front = (some.select(each, index(0)) for each in (whole, index(rule.num_sink_tokens)))
         seen = first_seen(shape, length)
         with when(chunk.equals(0)):
             if shape.sliding_window and shape.num_sink_tokens:
-                sinks = index(0), seen.least(shape.num_sink_tokens)
+                sinks = index(0), seen.minimum(shape.num_sink_tokens)
                 walk("residual", pages_of(*sinks), *sinks)
             walk("residual", pages_of(seen, front), seen, front)
-        start = front.most(seen)
+        start = front.maximum(seen)
         begin, stop = pages_of(start, until)
         each = (stop - begin).divided_up(shape.chunks)
         mine = begin + each * chunk
-        walk("quantized", (mine.least(stop), (mine + each).least(stop)), start, until)
+        walk("quantized", (mine.minimum(stop), (mine + each).minimum(stop)), start, until)
         with when(chunk.equals(shape.chunks - 1)):
-            rest = until.most(seen)
+            rest = until.maximum(seen)
             walk("residual", pages_of(rest, length), rest, length)
 
 

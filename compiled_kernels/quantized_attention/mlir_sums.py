@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
-from compiled_kernels.builder.functions import loop, room
+from compiled_kernels.builder.functions import alloca, loop
 from compiled_kernels.builder.target import Named
 from compiled_kernels.builder.values import Value, constant, fma, rounded
 from compiled_kernels.builder.vectors import dot_bytes, total
@@ -50,7 +50,7 @@ class ReadQuantizedPages(DecodePages):
         return {"k": self.shape.key_operand, "v": self.shape.value_operand}
 
     def bound(self, given: dict[str, Value]) -> Self:
-        return super().bound(given | {f"{name}_folded": room(side.folded) for name, side in self._sides.items()})
+        return super().bound(given | {f"{name}_folded": alloca(side.folded) for name, side in self._sides.items()})
 
     def score(self, queries: Sequence[Query]) -> None:
         q, scores, folds = self.given["q"], self.given["scores"], self.shape.key_operand.folds
@@ -66,7 +66,7 @@ class ReadQuantizedPages(DecodePages):
         def join(query: Query, column: Value, found: Value) -> None:
             memory, place = query.sums
             before = memory.load(side.lanes, *place, column)
-            memory.store(fma(before, of_slot[query.slot].spread(side.lanes), found), *place, column)
+            memory.store(fma(before, of_slot[query.slot].broadcast(side.lanes), found), *place, column)
 
         self._weighted_sums("v", queries, lambda query, at: scores.load(side.folds, query.slot, at), join)
 
@@ -88,13 +88,13 @@ class ReadQuantizedPages(DecodePages):
                 sums = iter((self._fixed_sums if side.uses_int8_dot else self._exact_sums)(name, queries, kept))
                 for query, (unit, bias) in zip(queries, folded, strict=True):
                     for place in kept:
-                        take(query, place, fma(next(sums), unit.spread(side.lanes), bias.spread(side.lanes)))
+                        take(query, place, fma(next(sums), unit.broadcast(side.lanes), bias.broadcast(side.lanes)))
 
     def _fetched(self, memory: str, lanes: int, *place: Value | int) -> Value:
         """Return what lies at a place of the page, and ask for the same of the next one: between two pages the
         processor would have nothing under way."""
         group, values = self.given["group"], self.given[memory]
-        values.fetch(self.given["next"], group, *place)
+        values.prefetch(self.given["next"], group, *place)
         return values.load(lanes, self.given["page"], group, *place)
 
     def _fold_scales(self, name: str, part: Value, query: Query, weight: Weight) -> tuple[Value, Value]:
@@ -111,7 +111,7 @@ class ReadQuantizedPages(DecodePages):
             of_part = [self._fetched(each, lanes, part, column).to("f32") for each in (scales, *[minima] * (not fp8))]
             if name == "v":
                 counts = weights.compared("une", 0.0)
-                of_part = [counts.choose(each, zero) for each in of_part]
+                of_part = [counts.select(each, zero) for each in of_part]
             numbers.append((weights * HALF_WAY if fp8 else weights) * of_part[0])
             bias = bias if fp8 else fma(weights, of_part[1], bias)
         if side.uses_int8_dot:
@@ -135,7 +135,7 @@ class ReadQuantizedPages(DecodePages):
                 codes = [[each & NIBBLES for each in loaded], [(each >> 4) & NIBBLES for each in loaded]]
                 quads = [word * 2, word * 2 + 1]
             for quad, vectors in zip(quads, codes, strict=True):
-                yield vectors, [folded[query.slot, half, quad].spread(16) for query in queries for half in (0, 1)]
+                yield vectors, [folded[query.slot, half, quad].broadcast(16) for query in queries for half in (0, 1)]
 
         zero, count = constant(0, "i32", 16), len(kept)
         sums = products((0, side.words, 1), [zero] * (2 * len(queries) * count), steps, dot_bytes)
@@ -154,7 +154,7 @@ class ReadQuantizedPages(DecodePages):
             loaded, first = self._words(name, kept, word), word * side.codes_per_word
             for code in range(side.codes_per_word):
                 numbers = [number(side, each, code) for each in loaded]
-                yield numbers, [folded[query.slot, first + code].spread(side.lanes) for query in queries]
+                yield numbers, [folded[query.slot, first + code].broadcast(side.lanes) for query in queries]
 
         zero = constant(0.0, "f32", side.lanes)
         return products((0, side.words, 1), [zero] * (len(queries) * len(kept)), steps)
@@ -166,11 +166,11 @@ def _fixed(memory: Value, slot: int, numbers: Sequence[Value]) -> Value:
     lanes = numbers[0].lanes
     most = constant(0, "i32", lanes)
     for each in numbers:  # without their signs, floats are in the order of their bits
-        most = most.most(each.bits("i32") & 0x7FFFFFFF)
+        most = most.maximum(each.bits("i32") & 0x7FFFFFFF)
     largest = most.reduce("maxui").bits("f32")
-    inverse = largest.compared("olt", TINY).choose(largest.like(0.0), largest.like(LARGEST) / largest)
+    inverse = largest.compared("olt", TINY).select(largest.like(0.0), largest.like(LARGEST) / largest)
     for at, each in enumerate(numbers):
-        integer = rounded(each * inverse.spread(lanes)).to("i32")
+        integer = rounded(each * inverse.broadcast(lanes)).to("i32")
         high = (integer + 128).signed_shift(8)
         for half, part in enumerate((high, integer - (high << 8))):
             memory.store(part.to("i8").bits("i32"), slot, half, at * lanes // 4)

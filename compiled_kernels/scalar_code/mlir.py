@@ -41,7 +41,7 @@ def _element(kind: Kind, bits: int) -> str:
 
 def _input(value: Value, kind: Kind, bits: int, lanes: int) -> Value:
     value = value.to(_element(kind, bits))
-    return value.spread(lanes) if lanes and not value.lanes else value
+    return value.broadcast(lanes) if lanes and not value.lanes else value
 
 
 def _step(step: Step, reads: list[Value], element: str, lanes: int) -> Value:
@@ -52,7 +52,7 @@ def _step(step: Step, reads: list[Value], element: str, lanes: int) -> Value:
     if operation == "table":
         return _entries(table(step.numbers, element), x)
     if operation == "select":
-        return x.choose(*others)
+        return x.select(*others)
     if operation == "float":
         return Value((arith.uitofp if x.element == "i1" else arith.sitofp)(x.as_type("f32"), x.ir))
     if operation == "int":

@@ -165,7 +165,7 @@ def by_mlir(program: Program, lanes: int) -> Tensor:
             loop(0, POSITIONS) as query,
             loop(0, POSITIONS, step) as key,
         ):
-            keys = key.index.spread(lanes) + counted(lanes) if lanes else key.index
+            keys = key.index.broadcast(lanes) + counted(lanes) if lanes else key.index
             seen = scalar_code(program, {"query": query.index, "key": keys}, lanes).to("i32", signed=False)
             if lanes:
                 given["out"].store(seen, query.index, key.index)
