@@ -60,7 +60,7 @@ def test_experts_that_no_row_chose_are_never_read(weights: str) -> None:
     step = MlirStep(DecodeProgram(model, store), 1)
     before = step(plan).clone()
     nan = 255 if weights == "mxfp4" else torch.nan
-    stacks = [
+    stacks: list[tuple[torch.Tensor | None, ...]] = [
         (part.gate_up, part.down) if weights == "dense" else (part.gate_up_scales, part.down_scales)
         for part in of(MixtureOfExperts, model.modules())
     ]  # fmt: skip
