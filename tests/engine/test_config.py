@@ -36,7 +36,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "model.dtype": ("float32", "weights store", "torch.float32"),
     "model.weights": ("int8", "weights format", "qkv.weight': .torch.int8"),
     "model.head_weights": ("int8", "weights format", "head.weight': .torch.int8"),
-    "model.expert_weights": ("int8", "format", "experts='int8'"),
+    "model.expert_weights": ("int8", "format", "experts=.*codes='int8'"),
     "model.weight_group": (32, "format weights", "blocks=.*'int4', group=32", {"model.weights": "int4"}),
     "model.activations": ("int8", "format", "activations='int8'", {"model.weights": "int8"}),
     "model.device": ("cuda:77", "refused", "device 'cuda:77' does not work here"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, MatrixFormat
@@ -15,4 +17,5 @@ GROUPED = {
     "fp8 by block": MatrixFormat("fp8", 12),  # which does not divide all widths
 }
 FORMATS = {name: WeightFormat(format, format) for name, format in GROUPED.items()}
+FORMATS["fp8 by block"] = replace(FORMATS["fp8 by block"], experts=DENSE_MATRIX)  # groups divide those of experts
 FORMATS["int4 with minima, a dense head"] = WeightFormat(GROUPED["int4 with minima"], DENSE_MATRIX)

@@ -87,7 +87,6 @@ def test_the_last_override_wins() -> None:
         ("workload={prompts: [a]}", "workload.kind: is missing; known: prompts, random"),
         ("workload=3", "workload: must be a group of settings"),
         ("model=3", "model: must be a group of settings (activations, context, custom, device, dtype, expert_weights,"),
-        ("model.activations=int8", "model: activations: int8 want weights in int8, not dense"),
         ("model.activations=int4", "model.activations: Input should be 'float' or 'int8' (given 'int4')"),
         ("workload.prompts=[]", "workload.prompts: "),
         ("workload.prompts=a", "workload.prompts: "),

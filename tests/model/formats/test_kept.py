@@ -49,11 +49,11 @@ KEPT = {
     "int8": WeightFormat.parse("int8", "dense"), "bitsandbytes int8": WeightFormat.parse("int8", "dense"),
     "gptq 8 bits": WeightFormat(MatrixFormat("int8", 32, torch.float16)),
     "int8 packed": WeightFormat(MatrixFormat("int8", 32, torch.float16, torch.float32)),
+    "mxfp4, packed": WeightFormat(MatrixFormat.named("mxfp4")),
     "fp8 by row": FP8, "fp8, one scale": FP8, "fp8 by block": FP8_BLOCKS, "fp8, DeepSeek's": FP8_BLOCKS,
 }  # fmt: skip
 WIDENED = {
     "gptq in the order of activations": "order of activations",
-    "mxfp4, packed": "from MXFP4",
     "nf4": "from NF4",
     "nf4, nested": "from NF4",
     "fp4": "from FP4",

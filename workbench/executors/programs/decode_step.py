@@ -55,7 +55,6 @@ supports = Supports({
     "norms of a layer's parts on several ranks": "the compiled step norms what is not summed over ranks yet",
     "GELU in a mixture of experts": "the compiled step's experts have SiLU",
     "logits of early layers": "the step is one kernel, which keeps the states between layers; blocks give them",
-    "experts in groups of no multiple of 4": "a word of a panel is of one group",
     "rotary by a sequence's length": "its angles are a table by position",
     "user-defined cache codec": "the compiled decode step cannot call it",
     "rotated heads": "the compiled decode step does not rotate heads",

@@ -69,6 +69,7 @@ MLIR = {
     "a CUDA device": ON_CPU,
     "other devices": ON_CPU,
     "a cache in another type than the weights": "it reads both in one type",
+    "experts in groups of no multiple of 4": "a word of a panel is of one group",
 }  # fmt: skip
 mlir_supports = Supports({
     **MLIR,

@@ -61,7 +61,7 @@ def convert_model(
         WorkbenchError: for a model that cannot be read, a format that its sizes do not allow or that no reader would
             understand, and a target that holds files.
     """
-    source, target, format = Path(source), Path(target), replace(format, experts="dense")
+    source, target, format = Path(source), Path(target), replace(format, experts=DENSE_MATRIX)
     spec, checkpoint = read_spec(source), open_checkpoint(source)
     _check(format, spec.tie_word_embeddings, target)
     format.check(spec)
