@@ -82,7 +82,8 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
 
 class ShownKeys(NamedTuple):
     """Pages [seq, few] that the last position of each context sees, and their places in the table; and which keys
-    [seq, page, offset] of each block of `with_pages` it sees, None where heads differ."""
+    [seq, page, offset] of each block of `with_pages` it sees, None where heads differ, and for a window, which the
+    decode's own loops ask."""
 
     pages: Tensor
     places: Tensor
@@ -118,7 +119,9 @@ def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask, remember: bool = False)
         return last.answer
     table = kv.tables[0]
     held = table.shape[1]
-    seen = compile_once(_pages_seen, dynamic=True)(lengths, mask, held, kv.layout[0])
+    window = isinstance(mask, SlidingWindow)
+    find = _pages_seen if window else compile_once(_pages_seen, dynamic=True)  # a window is a few comparisons: no graph
+    seen = find(lengths, mask, held, kv.layout[0])
     seen = seen if kv.chosen is None else seen & kv.chosen.any(1)
     most = max(2, int(seen.sum(1).max()))  # two at the least: of one, torch.compile would make a special case
     places = (~seen).byte().argsort(dim=1, stable=True)[:, :most]
@@ -126,8 +129,9 @@ def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask, remember: bool = False)
     answer = ShownKeys(torch.where(seen, pages, 0), torch.where(seen, places, held), None)
     if differs:
         return answer
-    keys = compile_once(_keys_seen, dynamic=True)(kv.with_pages(answer.pages, answer.places), lengths, mask)
-    answer = answer._replace(keys=keys)
+    if not window:
+        keys = compile_once(_keys_seen, dynamic=True)(kv.with_pages(answer.pages, answer.places), lengths, mask)
+        answer = answer._replace(keys=keys)
     if remember:
         _remembered = _Remembered(mask, kv.layout, tuple(each.clone() for each in key_tensors), answer)
     return answer
@@ -156,7 +160,7 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
         # Copies: of a view torch would compile once more for whether it is all of its base.
         first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
         seen, decode_parameters = None, parameters
-        if kv.chosen is not None or _leaves_pages_out(parameters.mask, first):
+        if kv.chosen is not None or not isinstance(parameters.mask, Causal):
             # The mask of known rules is one object for all layers, and a value.
             known = parameters.rules is not None
             mask = parameters.rules.as_mask(q.shape[1]) if parameters.rules else parameters.mask
@@ -175,14 +179,6 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
         read = kv.gather(seq, context, rows, q.dtype, mask)
         out[rows] = (attend if changed or read.k.dtype != q.dtype else _fused)(q[rows], read, parameters)
     return out
-
-
-def _leaves_pages_out(mask: Mask, kv: KVPages) -> bool:
-    """Return whether to look which pages a mask shows: not where the table is hardly longer than a window, since the
-    look costs a few tenths of a millisecond a layer."""
-    if isinstance(mask, SlidingWindow):
-        return kv.tables[0].shape[1] * kv.layout[0] > 2 * (mask.sliding_window + mask.num_sink_tokens)
-    return not isinstance(mask, Causal)
 
 
 def _fused(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
