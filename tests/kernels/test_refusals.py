@@ -111,7 +111,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: w8a8(64, Backend.TRITON), "linear_w8a8 has no backend triton; it has eager, inductor, mlir"),
     (
         lambda: packed_experts(lambda scales: scales[:, :, 1:].contiguous()),
-        "10 scales a row are no groups of whole words of 352 columns",
+        "expert_linear: 10 scales a row make no whole groups of 352 columns; a divisor of 352 is wanted",
     ),
     (lambda: packed_experts(lambda scales: scales[1:]), "scales"),
     *((lambda backend=backend: compiled_kernels.add_rms_norm(

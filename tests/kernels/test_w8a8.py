@@ -33,6 +33,7 @@ from tests.thorough import run_seed, tries
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [1.0, 0.0, 1e30, 1e-30, 1e-42]  # of a row
+LARGEST_EXPONENT = 143  # 2^15, which times 96 numbers of 12 and a row of 1e30 is finite in float32
 
 
 def operands(
@@ -143,13 +144,17 @@ SHAPES_BY_GROUP = {
 
 
 def operands_by_group(format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype) -> list[Any]:
-    """Codes, sub-scales among them, of any bits, of some rows as large as can be; x of one number in the first row."""
+    """Codes, sub-scales among them, of any bits, of some rows as large as can be; scales that are exponents from the
+    least, which is subnormal; x of one number in the first row."""
     generator = torch.Generator().manual_seed(run_seed())
     width = blocks * (format.words.block if format.words else 48 if format.group == 24 else 32)
     parts: dict[str, Tensor] = {}
     for name, (shape, kind) in format.storage(out, width).items():
         if kind.is_floating_point:
             parts[name] = torch.randn(shape, generator=generator).to(kind)
+        elif kind == torch.uint8:
+            parts[name] = torch.randint(LARGEST_EXPONENT, shape, generator=generator).to(kind)
+            parts[name][::3], parts[name][1::3] = LARGEST_EXPONENT, 0
         else:
             parts[name] = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator).to(torch.int32).to(kind)
             parts[name][::3], parts[name][1::3] = -1, 0x7F7F7F7F if kind == torch.int32 else -128
