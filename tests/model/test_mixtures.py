@@ -125,7 +125,8 @@ def check_packed(
     state, wide = dict(dense), {name: tensor.double() for name, tensor in dense.items()}
     for name in ("gate_up", "down"):
         stored = store_as(f".feedforward.{name}", tuple(dense[name].shape), format, [dense[name].nan_to_num()])
-        spoil((*stored, None)[:3], dense[name].isnan().flatten(1).any(1))
+        minima = stored[2] if len(stored) == 3 else None
+        spoil((stored[0], stored[1], minima), dense[name].isnan().flatten(1).any(1))
         state |= named_parts(name, stored)
     part = built(layer, state, backend, panels, format)
     wide |= {name: torch.stack([part.matrix(name, i) for i in range(len(dense[name]))]).double() for name in STACKS}
