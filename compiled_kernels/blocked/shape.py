@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from compiled_kernels.blocked.int8_rows import Int8Rows
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.builder.target import SIZE_BOUND, Target, memref
+from compiled_kernels.linear.int8_activations import BLOCK
 from compiled_kernels.linear.matrix_format import WORDS, WordLayout
-from compiled_kernels.linear_w8a8.api import BLOCK
-from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 
 VALUES_PER_WORD = {"f32": 1, "f16": 1, "bf16": 2}  # of dense numbers
 BYTES = WordLayout((8,), block=4, offset=128, sign_bit=128)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from compiled_kernels.blocked.few import FewRows, few
+from compiled_kernels.blocked.int8_rows import quantize
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.functions import Given, call
 from compiled_kernels.builder.target import Named, memref
@@ -15,7 +16,6 @@ from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
 from compiled_kernels.expert_linear.mlir_text import ListedRows
 from compiled_kernels.linear.rows import RowByRow, by_row
-from compiled_kernels.linear_w8a8.mlir_rows import quantize
 from compiled_kernels.page_selection.mlir import summary_arguments
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention

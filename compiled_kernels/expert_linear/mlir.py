@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, in_panels, shape_of
+from compiled_kernels.blocked.layout import as_words, in_panels, shape_of
 from compiled_kernels.builder.target import MLIR_TYPES, Target
 from compiled_kernels.cases import Case
 from compiled_kernels.expert_linear.mlir_text import ExpertProduct, expert_text
@@ -36,10 +36,8 @@ def expert_linear(
         format = stack_format(codes, width, scales, minima)
     except ValueError as error:
         raise BackendError(f"{NAME}: {error}") from None
-    if format.words is None and format.group % 4:
-        raise BackendError(f"{NAME}: groups of {format.group} are no whole words")
     tensors = [each for each in (weight, scales, minima) if each is not None]
-    _check_stack(format, tensors, out, width)
+    of_matrix.check_stored(NAME, format, tensors, out, width)
     if bias is not None:
         check_argument(NAME, "bias", bias, (experts, out), (bias.dtype,), contiguous=False)
     if not rows:
@@ -53,17 +51,6 @@ def expert_linear(
     if bias is None:
         return _from_panels(x, expert, stack, out, x.dtype)
     return (_from_panels(x, expert, stack, out, torch.float32) + bias[expert]).to(x.dtype)
-
-
-def _check_stack(format: MatrixFormat, tensors: list[Tensor], out: int, width: int) -> None:
-    (weight, *_), panels = tensors, in_panels(tensors[0])
-    dense = {"weight": ((out, width), weight.dtype if weight.dtype in COMPUTE_DTYPES else torch.float32)}
-    storage = dense if format.is_dense else format.storage(out, width)
-    for tensor, (name, (shape, dtype)) in zip(tensors, storage.items(), strict=True):
-        if panels and len(shape) == 2:
-            values = VALUES_PER_WORD[dtype] if name == "weight" else 1
-            shape = (out // PANEL, shape[1] // values, PANEL, values)
-        check_argument(NAME, name, tensor, (len(weight), *shape), (dtype,))
 
 
 def _one_by_one(x: Tensor, expert: Tensor, stack: Weight, bias: Tensor | None, row_by_row: bool) -> Tensor:

@@ -12,14 +12,11 @@ def reduces(x: Tensor) -> bool:
     return x.shape[0] == 1 and x.device.type == "cpu"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Multiply by a dense matrix, or by codes with a scale a row."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    return _with_bias((weight.to(exact) * x.to(exact)).sum(dim=-1)[None], bias, x.dtype)
-
-
-def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
-    return _with_bias(((values.to(exact) * x.to(exact)).sum(dim=-1) * scales)[None], bias, x.dtype)
+    sums = (weight.to(exact) * x.to(exact)).sum(dim=-1)
+    return _with_bias((sums if scales is None else sums * scales)[None], bias, x.dtype)
 
 
 def linear_grouped(

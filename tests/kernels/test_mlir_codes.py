@@ -40,7 +40,7 @@ def test_every_code_of_a_format_is_its_number(name: str, level: Level) -> None:
     with limited_to(level):
         for dtype, count in ((torch.float32, TILE_ROWS), (torch.bfloat16, WIDTH)):  # of few rows, and of many
             rows = torch.eye(WIDTH, dtype=dtype)[-count:]
-            given = rows, parts["weight"], parts["scales"], parts.get("minima"), None, name
+            given = rows, parts["weight"], parts["scales"], parts.get("minima"), None, name, 0, "float"
             assert numbers_of(picked[:, -count:], compiled_kernels.linear_quantized(*given, Backend.MLIR)), dtype
 
 
@@ -55,5 +55,6 @@ def test_every_byte_is_its_number(codes: str, level: Level) -> None:
     with limited_to(level):
         for group in (64, WIDTH):
             scales = torch.ones(OUT, WIDTH // group)
-            found = compiled_kernels.linear_grouped(torch.eye(WIDTH), weight, scales, None, None, group, Backend.MLIR)
+            given = torch.eye(WIDTH), weight, scales, None, None, codes, group, "float"
+            found = compiled_kernels.linear_quantized(*given, Backend.MLIR)
             assert numbers_of(weight.float(), found), group

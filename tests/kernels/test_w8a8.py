@@ -22,10 +22,10 @@ from compiled_kernels.builder.target import Target
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.api import linear_reference
-from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.cases import INT4, NAMED
+from compiled_kernels.linear.int8_activations import MAX_EXACT_COLUMNS, int8_reference, quantize_rows, rounded_to_int8
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
-from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows, rounded_to_int8
-from compiled_kernels.linear_w8a8.cases import FORMATS
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries
@@ -53,6 +53,13 @@ def operands(
     return x.to(dtype), values, torch.rand(out, generator=generator) + 0.01, bias
 
 
+def multiply(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, minima: Tensor | None = None,
+    codes: str = "int8", group: int = 0, backend: Backend = Backend.EAGER,
+) -> Tensor:  # fmt: skip
+    return compiled_kernels.linear_quantized(x, weight, scales, minima, bias, codes, group, "int8", backend)
+
+
 def bits(x: Tensor) -> Tensor:
     return x.float().view(torch.int32)
 
@@ -71,11 +78,11 @@ SHAPES = [
 def test_bits_equal_reference_at_every_level(width: int, out: int, panels: bool, count: int, level: Level) -> None:
     """Integer sums are exact: the bits of a row depend on neither the instruction nor the number of rows."""
     x, values, scales, bias = operands(count, width, out, DTYPES[count % 2], biased=count % 3 == 0)
-    expected = linear_w8a8_reference(x, values, scales, bias)
+    expected = int8_reference(x, values, scales, bias)
     with limited_to(level):
         stored = to_panels(values) if panels else values
-        found = compiled_kernels.linear_w8a8(x, stored, scales, bias, backend=Backend.MLIR)
-        alone = compiled_kernels.linear_w8a8(x[-1:], stored, scales, bias, backend=Backend.MLIR)
+        found = multiply(x, stored, scales, bias, backend=Backend.MLIR)
+        alone = multiply(x[-1:], stored, scales, bias, backend=Backend.MLIR)
     assert found.dtype == x.dtype and torch.equal(bits(found), bits(expected))
     assert torch.equal(bits(alone), bits(expected[-1:]))
 
@@ -89,8 +96,8 @@ def test_torchs_own_products_are_exact_too(dtype: torch.dtype, backend: Backend,
     x, values, scales, bias = operands(5, 8, 64, dtype)
     row = x[:, :1] * torch.linspace(0.5, 1, columns).to(dtype)  # of one sign: sums as large as can be
     values = values[:, :1].repeat(1, columns)
-    expected = linear_w8a8_reference(row, values, scales, bias)
-    assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, backend=backend)), bits(expected))
+    expected = int8_reference(row, values, scales, bias)
+    assert torch.equal(bits(multiply(row, values, scales, bias, backend=backend)), bits(expected))
 
 
 @given(
@@ -127,11 +134,11 @@ def test_the_widest_row_of_the_largest_numbers(level: Level, weight: int) -> Non
     x = torch.full((1, MAX_EXACT_COLUMNS), 127.0)
     with limited_to(level):
         for stored in (values, to_panels(values)):
-            out = compiled_kernels.linear_w8a8(x, stored, torch.ones(64), backend=Backend.MLIR)
+            out = multiply(x, stored, torch.ones(64), backend=Backend.MLIR)
             assert out.unique().tolist() == [float(127 * weight * MAX_EXACT_COLUMNS)]
 
 
-BY_GROUP = {name: format for name, format in FORMATS.items() if format.group} | {
+BY_GROUP = {format.codes: format for format in (INT4, *NAMED)} | {
     "int4 by 24": MatrixFormat("int4", 24, torch.float16),
     "int4 by 32, minima": MatrixFormat("int4", 32, torch.float16, torch.float32),
     "int8 by 64": MatrixFormat("int8", 64, torch.bfloat16),
@@ -181,12 +188,12 @@ def test_sums_of_groups_have_the_bits_of_the_plain_form(panels: bool, **shape: A
     """Sums of a group are exact, and what follows is rounded alike: the bits of a row depend on neither the instruction
     nor the number of rows."""
     given = operands_by_group(**shape)
-    expected, out = compiled_kernels.linear_w8a8(*given), shape["out"]
+    expected, out = multiply(*given), shape["out"]
     assert expected.isfinite().all()
     with nan_filled_memory():
         stored = in_panels(given) if panels else given
-        found = compiled_kernels.linear_w8a8(*stored, backend=Backend.MLIR)
-        alone = compiled_kernels.linear_w8a8(given[0][-1:], *stored[1:], backend=Backend.MLIR)
+        found = multiply(*stored, backend=Backend.MLIR)
+        alone = multiply(given[0][-1:], *stored[1:], backend=Backend.MLIR)
     assert torch.equal(found[:, :out], expected) and torch.equal(alone[:, :out], expected[-1:])
 
 
@@ -197,8 +204,8 @@ def test_sums_of_groups_have_these_bits_at_every_level(name: str, level: Level) 
     for tokens in (2, 7):
         given = operands_by_group(BY_GROUP[name], tokens, 1, 70, torch.bfloat16)
         with limited_to(level):
-            found = compiled_kernels.linear_w8a8(*given, backend=Backend.MLIR)
-        assert torch.equal(found[:, :70], compiled_kernels.linear_w8a8(*given))
+            found = multiply(*given, backend=Backend.MLIR)
+        assert torch.equal(found[:, :70], multiply(*given))
 
 
 @given(**SHAPES_BY_GROUP)
@@ -208,7 +215,7 @@ def test_the_plain_form_is_the_product_of_x_rounded_by_blocks(
     x, weight, scales, bias, minima, codes, group = operands_by_group(format, tokens, blocks, out, dtype)
     x, scales = x.double(), scales.double()
     bias, minima = (None if each is None else each.double() for each in (bias, minima))
-    found = compiled_kernels.linear_w8a8(x, weight, scales, bias, minima, codes, group)
+    found = multiply(x, weight, scales, bias, minima, codes, group)
     rounded, matrix = rounded_to_int8(x, by_row=False), dequantize_matrix(format, weight, scales, minima)
     torch.testing.assert_close(found, linear_reference(rounded, matrix, bias), rtol=1e-9, atol=1e-9)
     for start in range(0, x.shape[1], 32):
@@ -222,9 +229,9 @@ def test_the_plain_form_is_the_product_of_x_rounded_by_blocks(
 @pytest.mark.parametrize("tokens", [2, 9])
 def test_a_number_that_is_not_finite_spoils_its_row_alone(backend: Backend, number: float, tokens: int) -> None:
     given = operands_by_group(BY_GROUP["q4_1"], tokens, 3, 7, torch.float32)
-    expected = compiled_kernels.linear_w8a8(*given)
+    expected = multiply(*given)
     given[0][1, 40] = number
-    found = compiled_kernels.linear_w8a8(*given, backend=backend)
+    found = multiply(*given, backend=backend)
     assert not found[1].isfinite().any()
     assert torch.equal(found[[0, *range(2, tokens)]], expected[[0, *range(2, tokens)]])
 
@@ -241,9 +248,9 @@ BELOW_VNNI = {"int8": INT16, "q8_0": INT16, "iq4_nl": INT16, "q4_1": WIDENED, "q
 def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, name: str) -> None:
     """Bytes where there are dot products of bytes; elsewhere pairs of int16, or of bytes that VPMADDUBSW multiplies
     without saturation."""
-    format = FORMATS[name]
+    format = {"int8": INT8_MATRIX, **BY_GROUP}[name]
     beside = ["f16"] * (1 + bool(format.minima)) if format.group else ["f32"]
-    kind, shape = "i8" if name == "int8" else name, ("linear_w8a8", 512, 70)
-    kernel, _ = mlir._compiled(Target(level), tokens, False, *shape, kind, "bf16", False, format.group, *beside)
+    kind, shape = "i8" if name == "int8" else name, (512, 70)
+    kernel, _ = mlir._compiled(Target(level), tokens, False, True, *shape, kind, "bf16", False, format.group, *beside)
     found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", kernel.stages["asm"]))
     assert found == (BYTE_DOTS if Target(level).has_int8_dot else BELOW_VNNI[name])
