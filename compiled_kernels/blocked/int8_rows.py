@@ -18,7 +18,7 @@ bytes are two pairs of neighbours; with them a row's words are in that order too
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.builder.functions import function, loop
@@ -33,20 +33,16 @@ SMALLEST = 1.1754943508222875e-38  # the smallest normal float32: quantize_rows'
 @dataclass(frozen=True)
 class Int8Rows:
     """Rows of `width` numbers of type `x` (f32 or bf16) in INT8, for weights in panels: `block` columns share a scale,
-    of the last block fewer may be left, and the values of `group` columns, which divide a block, are summed. `bits`:
-    of a code of the weight."""
+    of the last block fewer may be left, and the values of `group` columns, which divide a block, are summed. A word
+    holds so many `values`. `bits`: of a code of the weight; rows are the same for any."""
 
     width: int
     x: str
     target: Target
     block: int
     group: int
-    bits: int
-
-    @property
-    def values(self) -> int:
-        """Return the values of a row in a word."""
-        return 4 if self.target.has_int8_dot or self.bits < 8 else 2
+    values: int
+    bits: int = field(compare=False)
 
     @property
     def lanes(self) -> int:

@@ -77,7 +77,8 @@ class Panels:
         assert self.words is not None
         block, group = (BLOCK, self.sum_group) if self.group else (self.in_features, self.in_features)
         bits = 8 if self.words.values else self.words.bits
-        return Int8Rows(self.in_features, self.x_dtype, self.target, block, group, bits)
+        values = 4 if self.target.has_int8_dot or bits < 8 else 2
+        return Int8Rows(self.in_features, self.x_dtype, self.target, block, group, values, bits)
 
     @property
     def added_to_codes(self) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import as_words, in_panels, shape_of
-from compiled_kernels.builder.target import MLIR_TYPES, Target
+from compiled_kernels.blocked.many import ManyRows
+from compiled_kernels.builder.functions import text_of
+from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Target
 from compiled_kernels.cases import Case
-from compiled_kernels.expert_linear.mlir_text import ExpertProduct, expert_text
+from compiled_kernels.expert_linear.listed_rows import ListedRows, multiply_by_experts
 from compiled_kernels.expert_linear.stacks import stack_format
 from compiled_kernels.linear import mlir as of_matrix
 from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
@@ -86,10 +89,14 @@ def compiled(
     scales: str = "f16", minima: str = "",
 ) -> tuple[Kernel, torch.dtype]:  # fmt: skip
     """Compile the product; return it, and the type that x must have."""
-    sizes = NAME, experts, width, out, weight, x, target, result
-    product = ExpertProduct(*sizes, 0 if weight in WORDS else group, scales, "" if weight in WORDS else minima)
-    kernel = compile_text(expert_text(product), product.name, level=target.level, libraries=(libgomp_path(),))
-    return kernel, torch.bfloat16 if product.many.multiplied_dtype == "bf16" else torch.float32
+    stack, named = (width, experts * out, weight), weight in WORDS
+    more: dict[str, Any] = {"quant_group": 0 if named else group, "scales": scales, "minima": "" if named else minima}
+    more |= {"columns": out, "out_dtype": result}
+    many = ManyRows(f"{NAME}_many", *stack, x, target, listed=True, **more)
+    few = ListedRows(f"{NAME}_few", *stack, many.multiplied_dtype, target, rows=SIZE_BOUND, **more)
+    text = text_of(lambda: multiply_by_experts(NAME, few, many, experts))
+    kernel = compile_text(text, NAME, level=target.level, libraries=(libgomp_path(),))
+    return kernel, torch.bfloat16 if many.multiplied_dtype == "bf16" else torch.float32
 
 
 def stages(case: Case) -> Mapping[str, str]:

@@ -69,7 +69,7 @@ def test_row_of_a_product_is_the_same_alone(
     weight, x = (torch.randn(length, width, generator=draw).to(dtype) for length in (outs, count))
     stored = [weight] if format.is_dense else quantize_matrix(weight, format)
     dense = weight if format.is_dense else dequantize_matrix(format, *stored)
-    given = *stored, *[None] * (4 - len(stored)), format.codes, format.group
+    given: tuple[Any, ...] = (*stored, *[None] * (4 - len(stored)), format.codes, format.group)
     place = run_seed() % count
     if bad is not None:
         x[(place + 1) % count] = bad
