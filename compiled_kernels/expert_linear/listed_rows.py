@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, Operands, panel_rows, weight_names, x_sums
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many, store_sums
+from compiled_kernels.blocked.many import many
+from compiled_kernels.blocked.many_rows import ORDER_TYPE, ManyRows, listed_arguments, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
 from compiled_kernels.builder.functions import Given, call, function, loop, when
 from compiled_kernels.builder.target import SIZE_BOUND, Named, indices, memref

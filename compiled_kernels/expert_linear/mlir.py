@@ -12,8 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import as_words, in_panels, shape_of
-from compiled_kernels.blocked.many import ManyRows
-from compiled_kernels.builder.functions import text_of
+from compiled_kernels.blocked.many_rows import ManyRows
 from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Target
 from compiled_kernels.cases import Case
 from compiled_kernels.expert_linear.listed_rows import ListedRows, multiply_by_experts
@@ -21,8 +20,8 @@ from compiled_kernels.expert_linear.stacks import stack_format
 from compiled_kernels.linear import mlir as of_matrix
 from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
 from compiled_kernels.linear.mlir import Weight, weight_kind
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 
 NAME = "expert_linear"
 
@@ -94,8 +93,7 @@ def compiled(
     more |= {"columns": out, "out_dtype": result}
     many = ManyRows(f"{NAME}_many", *stack, x, target, listed=True, **more)
     few = ListedRows(f"{NAME}_few", *stack, many.multiplied_dtype, target, rows=SIZE_BOUND, **more)
-    text = text_of(lambda: multiply_by_experts(NAME, few, many, experts))
-    kernel = compile_text(text, NAME, level=target.level, libraries=(libgomp_path(),))
+    kernel = compile_entry(NAME, target.level, lambda: multiply_by_experts(NAME, few, many, experts))
     return kernel, torch.bfloat16 if many.multiplied_dtype == "bf16" else torch.float32
 
 

@@ -31,16 +31,17 @@ from compiled_kernels.blocked.layout import (
     to_panels,
     whole_panels,
 )
-from compiled_kernels.blocked.many import ManyRows, many, store_sums
+from compiled_kernels.blocked.many import many
+from compiled_kernels.blocked.many_rows import ManyRows, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels
-from compiled_kernels.builder.functions import call, text_of
+from compiled_kernels.builder.functions import call
 from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named, Target, memref
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.cases import Case
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, WORDS, MatrixFormat
 from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument
 
 Product = FewRows | ManyRows | RowByRow
 
@@ -176,8 +177,7 @@ def _compiled(
         )
     else:
         product = FewRows(*sizes, tokens, **beside) if tokens else ManyRows(*sizes, out_dtype=x, **beside)
-    text = text_of(lambda: _kernel(product, tokens))
-    return compile_text(text, "linear", level=target.level, libraries=(libgomp_path(),)), product
+    return compile_entry("linear", target.level, lambda: _kernel(product, tokens)), product
 
 
 def _kernel(product: Product, tokens: int) -> None:

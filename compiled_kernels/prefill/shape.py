@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import ManyRows
+from compiled_kernels.blocked.many_rows import ManyRows
+from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, memref
 from compiled_kernels.decode_step.layer_kernel import AnyProduct, LayerKernel, int8_buffers
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
@@ -158,9 +159,5 @@ def _product(sizes: Iterable[int]) -> int:
 
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
-    stored = product.weight_dtype, product.x_dtype, product.target, product.bias
-    return ManyRows(
-        product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8,
-        quant_group=product.quant_group, scales=product.scales, minima=product.minima, columns=product.columns,
-        first_column=product.first_column,
-    )  # fmt: skip
+    shared = {each.name: getattr(product, each.name) for each in fields(Panels)}
+    return ManyRows(**shared, columns=product.columns, first_column=product.first_column)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import Done, Finish, ManyRows, add_sums, even_runs, many, pair_sums, store_sums
+from compiled_kernels.blocked.many import even_runs, many
+from compiled_kernels.blocked.many_rows import Done, Finish, ManyRows, add_sums, pair_sums, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import Given, call, loop, text_of, when
 from compiled_kernels.builder.target import SIZE_BOUND, Named, largest_divisor

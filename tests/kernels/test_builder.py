@@ -45,7 +45,9 @@ def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
 def test_every_small_case_of_a_product_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of widths that are no whole words, and of groups that do not divide them. Nothing is compiled."""
     monkeypatch.setattr(mlir, "_compiled", mlir._compiled.__wrapped__)
-    monkeypatch.setattr(mlir, "compile_text", lambda text, *_, **__: SimpleNamespace(stages={"vector": text}))
+    monkeypatch.setattr(
+        mlir, "compile_entry", lambda name, level, emit: SimpleNamespace(stages={"vector": text_of(emit)})
+    )
     for suite in SUITES:
         for case in suite.cases:
             if case.arguments["tokens"] == 5:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, backend_problems
+from compiled_kernels.builder.functions import text_of
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.level import Level, limited_to
@@ -156,7 +157,7 @@ def test_kernels_are_right_on_aarch64(
     suite = suite_of(operator)
     package = suite.input_maker.__module__.rpartition(".")[0]
     module = importlib.import_module(f"{package}.mlir")
-    monkeypatch.setattr(module, "compile_text", lambda text, entry, **_: emulated.Emulated(tmp_path, text, entry))
+    monkeypatch.setattr(module, "compile_entry", lambda name, _, emit: emulated.Emulated(tmp_path, text_of(emit), name))
     monkeypatch.setattr(module, "BoundCall", emulated.call)
     with limited_to(Level.V3), nothing_remembered(module):
         assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None

@@ -157,7 +157,8 @@ def operands_by_group(format: MatrixFormat, tokens: int, blocks: int, out: int, 
     """Codes, sub-scales among them, of any bits, of some rows as large as can be; scales that are exponents from the
     least, which is subnormal; x of one number in the first row."""
     generator = torch.Generator().manual_seed(run_seed())
-    width = blocks * (format.words.block if format.words else 48 if format.group == 24 else 32)
+    whole = math.lcm(format.group, 16) if format.codes == "int4" else 32  # INT4 has whole groups
+    width = blocks * (format.words.block if format.words else whole)
     parts: dict[str, Tensor] = {}
     for name, (shape, kind) in format.storage(out, width).items():
         if kind.is_floating_point:
