@@ -35,7 +35,6 @@ GROUPED = (
     MatrixFormat("int8", 64, torch.bfloat16, torch.float32), MatrixFormat("fp8", 128), MatrixFormat("fp8"),
 )  # fmt: skip
 NAMED = tuple(MatrixFormat.named(name) for name in WORDS)
-EVERY_FORMAT = INT8_MATRIX, *GROUPED, *NAMED
 
 
 def inputs(
