@@ -198,12 +198,14 @@ def test_packed_pages_equal_modules(cache: str, backend: str, layers: str, weigh
     holds(layers, weights, cache, page_size, backend)
 
 
+# What levels multiply by instructions of their own; test_panels.py holds every format's product at every level.
+AT_LEVELS = ["bfloat16", "int8 rows", "int4 with minima", "int8 by group"]
 SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)]  # more than one run of rows
 
 
 @pytest.mark.levels
 @rows({"level": sorted(Level, key=lambda level: level == current_level()), "layers": ["wide", "mixture", "windows"],
-       "weights": [name for name in WEIGHTS if name != "float64"],
+       "weights": [name for name in WEIGHTS if name != "float64"] if THOROUGH else AT_LEVELS,
        "backend": ["mlir", "mlir, blocks"]},
       # In so few bits a row's last bit may choose another expert.
       valid=lambda layers, weights, **_: (layers, weights) != ("mixture", "bfloat16"))  # fmt: skip
