@@ -99,10 +99,10 @@ def case(
     dense = dense_case(f"{name} {_name(formats)}", contexts, spans, dtype, timed, **more)
     rule = QuantizationRule(more["run"], more["lag"])
     runs = zip(formats, (more["run"], more["columns"]), strict=True)
-    spared = 16 * dtype.itemsize - sum(bits_per_number(kind, run, dtype) for kind, run in runs)
+    saved_bits = 16 * dtype.itemsize - sum(bits_per_number(kind, run, dtype) for kind, run in runs)
     settled = sum(rule.quantized_until(context) for context in contexts)
     numbers = settled * dense.arguments["num_kv_heads"] * dense.arguments["dim"]
-    return replace(dense, cost=replace(dense.cost, bytes=dense.cost.bytes - int(numbers * spared / 8)))
+    return replace(dense, cost=replace(dense.cost, bytes=dense.cost.bytes - int(numbers * saved_bits / 8)))
 
 
 def _name(formats: tuple[QuantFormat, QuantFormat]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -176,6 +176,8 @@ KERNELS: dict[str, KernelRows] = {
         ({"batch": ONE, "formats": ("int4", "int4")},),
     ),
 }  # fmt: skip
+
+TABLES = [(operator, part) for operator, table in KERNELS.items() for part in (replace(table, more=()), *table.more)]
 
 
 def refused(operator: str, backend: Backend, row: Row) -> bool:

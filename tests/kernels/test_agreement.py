@@ -18,7 +18,7 @@ from compiled_kernels.check import verdict
 from compiled_kernels.level import Level, limited_to
 from tests.helpers.kernels import kernel_problem, needs, needs_mlir, on_threads, with_call
 from tests.helpers.levels import at_every_level
-from tests.kernels.kernel_rows import F32, KERNELS, KernelRows, kernel_rows
+from tests.kernels.kernel_rows import F32, KERNELS, TABLES, KernelRows, kernel_rows
 from tests.thorough import THOROUGH, run_seed
 
 MAX_FLOPS, MAX_CASES = 1_000_000, 8  # of a case, and of an operator's cases at one level, in `make test`
@@ -95,7 +95,6 @@ def on_first(spoil: Any, operator: str, inputs: tuple) -> Any:
     return (spoil(outputs[0]), *outputs[1:])
 
 
-TABLES = [(operator, part) for operator, table in KERNELS.items() for part in (table, *table.more)]
 SMALLER = ("gated_silu", "linear", "linear_quantized")  # their outputs are as small as a row's inputs
 SEVERAL = {"samples": 3, "tokens": 5, "rows": 9}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from compiled_kernels import Backend
 from compiled_kernels.capabilities import BATCH_VARIANT, batch_variance
 from compiled_kernels.cases import random_normal, suite_of, suites
 from tests.helpers.kernels import needs, on_threads
-from tests.kernels.kernel_rows import KERNELS
+from tests.kernels.kernel_rows import TABLES
 from tests.thorough import THOROUGH, run_seed
 
 OPERATORS = (
@@ -27,13 +26,12 @@ ODD = (None, torch.nan, torch.inf, 1e30)
 def kept() -> list[Any]:
     """Return backend, operator and row for what the table does not call variant."""
     found = []
-    for operator in OPERATORS:
-        for part in (KERNELS[operator], *KERNELS[operator].more):
-            several = [row for row in replace(part, more=()).rows() if row.get("tokens", row.get("rows", 0)) > 1]
-            for row in several[:: 1 if THOROUGH else -(-len(several) // MAX_ROWS)]:
-                for backend in (Backend.EAGER, Backend.MLIR):  # sums of INT8 are exact on either
-                    if not batch_variance(operator, backend) or row.get("activations") == "int8":
-                        found.append(pytest.param(backend, operator, row, marks=needs(backend)))
+    for operator, table in TABLES:
+        several = [row for row in table.rows() if row.get("tokens", row.get("rows", 0)) > 1]
+        for row in several[:: 1 if THOROUGH else -(-len(several) // MAX_ROWS)] * (operator in OPERATORS):
+            for backend in (Backend.EAGER, Backend.MLIR):  # sums of INT8 are exact on either
+                if not batch_variance(operator, backend) or row.get("activations") == "int8":
+                    found.append(pytest.param(backend, operator, row, marks=needs(backend)))
     return found
 
 

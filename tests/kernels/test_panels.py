@@ -60,8 +60,8 @@ def test_products_compile_for_every_level(level: Level, kind: str) -> None:
     """Also for those that this machine lacks, of columns that are no whole panels: code there calls no library."""
     scales = {"bf16": (), "q4_1": ("f16", "f16"), "q6_k": ("f16",)}[kind]
     for tokens in (1, 0):
-        shape = "multiply", 512, 530, kind, "bf16", True, 16 if kind == "q6_k" else 32 * bool(scales)
-        kernel, _ = mlir._compiled.__wrapped__(Target(level), tokens, False, *shape, *scales)
+        shape = 512, 530, kind, "bf16", True, 16 if kind == "q6_k" else 32 * bool(scales)
+        kernel, _ = mlir._compiled.__wrapped__(Target(level), tokens, False, False, *shape, *scales)
         assert kernel.stages
 
 

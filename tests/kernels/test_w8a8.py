@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries
 
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
+multiply = partial(compiled_kernels.linear_quantized, activations="int8")
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [1.0, 0.0, 1e30, 1e-30, 1e-42]  # of a row
 LARGEST_EXPONENT = 143  # 2^15, which times 96 numbers of 12 and a row of 1e30 is finite in float32
@@ -54,13 +56,6 @@ def operands(
     values[::3], values[1::3] = -128, 127
     bias = torch.randn(out, generator=generator).to(dtype) if biased else None
     return x.to(dtype), values, torch.rand(out, generator=generator) + 0.01, bias
-
-
-def multiply(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, minima: Tensor | None = None,
-    codes: str = "int8", group: int = 0, backend: Backend = Backend.EAGER,
-) -> Tensor:  # fmt: skip
-    return compiled_kernels.linear_quantized(x, weight, scales, minima, bias, codes, group, "int8", backend)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -84,8 +79,8 @@ def test_bits_equal_reference_at_every_level(width: int, out: int, panels: bool,
     expected = int8_reference(x, values, scales, bias)
     with limited_to(level):
         stored = to_panels(values) if panels else values
-        found = multiply(x, stored, scales, bias, backend=Backend.MLIR)
-        alone = multiply(x[-1:], stored, scales, bias, backend=Backend.MLIR)
+        found = multiply(x, stored, scales, None, bias, backend=Backend.MLIR)
+        alone = multiply(x[-1:], stored, scales, None, bias, backend=Backend.MLIR)
     assert found.dtype == x.dtype and torch.equal(bits(found), bits(expected))
     assert torch.equal(bits(alone), bits(expected[-1:]))
 
@@ -100,7 +95,7 @@ def test_torchs_own_products_are_exact_too(dtype: torch.dtype, backend: Backend,
     row = x[:, :1] * torch.linspace(0.5, 1, columns).to(dtype)  # of one sign: sums as large as can be
     values = values[:, :1].repeat(1, columns)
     expected = int8_reference(row, values, scales, bias)
-    assert torch.equal(bits(multiply(row, values, scales, bias, backend=backend)), bits(expected))
+    assert torch.equal(bits(multiply(row, values, scales, None, bias, backend=backend)), bits(expected))
 
 
 @given(
@@ -172,17 +167,17 @@ def operands_by_group(format: MatrixFormat, tokens: int, blocks: int, out: int, 
     x = torch.randn(tokens, width, generator=generator) * torch.tensor((SIZES * tokens)[:tokens])[:, None]
     x[0] = 0.5
     bias = torch.randn(out, generator=generator).to(dtype) if out % 2 else None
-    return [x.to(dtype), parts["weight"], parts["scales"], bias, parts.get("minima"), format.codes, format.group]
+    return [x.to(dtype), parts["weight"], parts["scales"], parts.get("minima"), bias, format.codes, format.group]
 
 
 def in_panels(given: list[Any]) -> list[Any]:
     """Lay out what `operands_by_group` made as a model does."""
-    x, weight, scales, bias, minima, codes, group = given
+    x, weight, scales, minima, bias, codes, group = given
     scales, minima = (
         each if each is None else scales_to_panels(regrouped(each, group, x.shape[1])) for each in (scales, minima)
     )
     bias = None if bias is None else whole_panels(bias)
-    return [x, to_panels(weight), scales, bias, minima, codes, math.gcd(group, x.shape[1])]
+    return [x, to_panels(weight), scales, minima, bias, codes, math.gcd(group, x.shape[1])]
 
 
 @needs_mlir
@@ -216,10 +211,10 @@ def test_sums_of_groups_have_these_bits_at_every_level(name: str, level: Level) 
 def test_the_plain_form_is_the_product_of_x_rounded_by_blocks(
     format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype
 ) -> None:
-    x, weight, scales, bias, minima, codes, group = operands_by_group(format, tokens, blocks, out, dtype)
+    x, weight, scales, minima, bias, codes, group = operands_by_group(format, tokens, blocks, out, dtype)
     x, scales = x.double(), scales.double()
     bias, minima = (None if each is None else each.double() for each in (bias, minima))
-    found = multiply(x, weight, scales, bias, minima, codes, group)
+    found = multiply(x, weight, scales, minima, bias, codes, group)
     rounded, matrix = rounded_to_int8(x, by_row=False), dequantize_matrix(format, weight, scales, minima)
     torch.testing.assert_close(found, linear_reference(rounded, matrix, bias), rtol=1e-9, atol=1e-9)
     for start in range(0, x.shape[1], 32):

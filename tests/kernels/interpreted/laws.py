@@ -83,8 +83,7 @@ LONGER = {
 def in_parts(operator: str) -> list[tuple[Row, int]]:
     """Return an operator's rows, those of attention over long contexts, each with a number of parts."""
     longer = LONGER.get(operator, [{}])
-    plans = [row for row in KERNELS[operator].rows() if not row.get("panels")]  # panels have none
-    plans = [row for row in plans if row.get("activations") != "int8"]
+    plans = [row for row in KERNELS[operator].rows() if not row.get("panels") and "activations" not in row]
     table = list(enumerate(plans))
     return [(row | longer[number % len(longer)], (1, 2, 3, 8)[number % 4]) for number, row in table]
 
