@@ -18,11 +18,10 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.agreement import nan_filled_memory
 from compiled_kernels.blocked import to_panels
+from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import regrouped, scales_to_panels, whole_panels
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.builder.target import Target
-from compiled_kernels.decode_step.layer_kernel import layer_product, make_products
-from compiled_kernels.decode_step.shape import StepShape, WeightLayout
+from compiled_kernels.decode_step.layer_kernel import int8_buffers
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.api import linear_reference
@@ -237,12 +236,9 @@ def test_a_number_that_is_not_finite_spoils_its_row_alone(backend: Backend, numb
 
 @at_every_level
 def test_formats_that_read_rows_alike_share_their_rows(level: Level) -> None:
-    """Codes of 4 and of 5 bits are multiplied with the same rows: one function makes them."""
-    step = StepShape(1, 256, 64, 1e-5, "f32", (), None, 64, 1, 1, Target(level))
-    stored = [WeightLayout(name, panels=True, w8a8=True) for name in ("q4_0", "q5_0")]
-    products = [layer_product(step, each.dtype, 256, 64, each) for each in stored]
-    text = text_of(lambda: make_products("rows", products, 1))
-    assert re.findall(r"func private @(rows_\w+)", text) == ["rows_int8_256_4_32_32"]
+    """Codes of 4 and of 5 bits are multiplied with the same rows: one function of a step makes them."""
+    four, five = (FewRows("", 256, 64, name, "f32", Target(level), w8a8=True) for name in ("q4_0", "q5_0"))
+    assert int8_buffers([four, five], 1) == [four.int8_rows.named(1)] and four.int8_rows == five.int8_rows
 
 
 BYTE_DOTS, INT16, WIDENED = {"vpdpbusd"}, {"vpmaddwd"}, {"vpmaddubsw", "vpmaddwd"}
