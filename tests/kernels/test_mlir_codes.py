@@ -47,5 +47,5 @@ def test_every_code_of_a_format_is_its_number(format: MatrixFormat, level: Level
     with limited_to(level):
         for dtype, count in ((torch.float32, TILE_ROWS), (torch.bfloat16, WIDTH)):  # of few rows, and of many
             rows = torch.eye(WIDTH, dtype=dtype)[-count:]
-            found = compiled_kernels.linear_quantized(rows, *given, Backend.MLIR)
+            found = compiled_kernels.linear_quantized(rows, *given, backend=Backend.MLIR)
             assert numbers_of(picked[:, -count:], found), dtype
