@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 from compiled_kernels.paged_attention.api import PagedKV
 from compiled_kernels.paged_attention.mlir_decode import attend_pages
 from compiled_kernels.paged_attention.mlir_shape import (
     BLOCK_POSITIONS,
     DecodeAttention,
-    PagedHeads,
     SpanAttention,
     num_chunks,
 )
@@ -136,13 +134,9 @@ def _selections(chosen: Tensor, shape: DecodeAttention) -> Tensor:
 
 @functools.lru_cache(maxsize=512)
 def _compiled_spans(shape: SpanAttention) -> Kernel:
-    return _compile(shape, lambda: attend_spans(shape))
+    return compile_entry(NAME, shape.target.level, lambda: attend_spans(shape))
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: DecodeAttention) -> Kernel:
-    return _compile(shape, lambda: attend_pages(shape))
-
-
-def _compile(shape: PagedHeads, emit: Callable[[], None]) -> Kernel:
-    return compile_text(text_of(emit), NAME, level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_entry(NAME, shape.target.level, lambda: attend_pages(shape))

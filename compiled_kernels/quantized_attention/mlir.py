@@ -10,10 +10,9 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import BoundCall
 from compiled_kernels.paged_attention.mlir_shape import num_chunks
 from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
 from compiled_kernels.quantized_attention.mlir_decode import attend_quantized
@@ -76,5 +75,4 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
-    text = text_of(lambda: attend_quantized(shape))
-    return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_entry(NAME, shape.target.level, lambda: attend_quantized(shape))

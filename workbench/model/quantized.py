@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.stacks import stack_problem
+from compiled_kernels.linear.int8_activations import int8_problem
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
-from compiled_kernels.linear_w8a8.api import int8_problem
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized
@@ -55,7 +55,7 @@ class WeightFormat:
     `experts` is the format of a mixture's experts, that of the blocks unless given.
 
     `activations` are what is multiplied with them: `float` in the model's type, or `int8`, quantized as it comes and
-    multiplied as integers, wherever codes are integers (see compiled_kernels/linear_w8a8).
+    multiplied as integers, wherever codes are integers (see compiled_kernels/linear/int8_activations.py).
 
     `own` has those matrices of the blocks, and stacks of experts, that are stored otherwise, by name: their rows. Parts
     of a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
