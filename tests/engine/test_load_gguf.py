@@ -53,8 +53,8 @@ def test_integers_stay_and_give_the_tokens_of_their_numbers(
     """Widened to float32 the same file has the same greedy tokens; an embedding apart from the head stays too."""
     path, lines = written(model, tmp_path, kind), []
     runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
-    product: Any = runner.model.blocks[0].attention
-    assert product.qkv.format == runner.model.embedding.format == MatrixFormat.named(kind.lower())
+    built: Any = runner.model
+    assert built.blocks[0].attention.qkv.format == built.embedding.format == MatrixFormat.named(kind.lower())
     assert text_of(path, lines.append, backend, dtype="float32") == text_of(path, dtype="float32", weights="dense")
     assert not lines
 

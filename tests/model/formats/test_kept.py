@@ -244,7 +244,7 @@ def test_nan_in_fp8_is_refused(code: int) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_positions_and_norms_by_head_stay_dense(weights: str) -> None:
-    """They have two axes and are no products. A model whose norms have no weights computes in the type that is given."""
+    """They have two axes and are no products. Norms without weights leave the model's type to who builds it."""
     spec = TINY.model_copy(update={"learned_positions": 2, "norm": NormSpec(kind="layer", weight=False)})
     state = random_weights(spec, torch.float32)
     stored = quantize(dict(state), spec, WeightFormat.parse(weights, quant_group=32))
