@@ -25,7 +25,6 @@ from compiled_kernels.decode_step.layer_kernel import (
     weight_arguments_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.quantized_attention.mlir_decode import span_function
 
 
 def step_text(shape: StepShape) -> str:
@@ -41,7 +40,6 @@ def step_text(shape: StepShape) -> str:
 
 def step_functions(shape: StepShape) -> None:
     """Make all that a step calls."""
-    span_function()
     norm(shape, shape.dtype)
     make_products("head", [last] if (last := head_product(shape)) else [], shape.rows)
     for layer in _kinds(shape).values():
