@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,7 +24,8 @@ from compiled_kernels.linear.quantize import (
     quantize_int4,
     quantize_matrix,
 )
-from tests.helpers.kernels import needs_mlir
+from compiled_kernels.threads import in_threads
+from tests.helpers.kernels import needs_mlir, on_threads
 from tests.thorough import tries
 
 SEEDS = st.integers(0, 2**31)
@@ -98,6 +102,31 @@ def test_blocks_in_threads_have_the_bits_of_one_after_the_other(monkeypatch: pyt
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(count)
+
+
+def test_threads_that_begin_beside_work_in_threads_have_all_of_torchs() -> None:
+    began: list[int] = []
+
+    def work(item: int) -> int:
+        if item == 0:  # torch's setting is a new thread's own from its first use on
+            other = Thread(target=lambda: began.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+        return torch.get_num_threads()
+
+    with on_threads(3):
+        assert in_threads(work, range(5)) == [1] * 5
+        assert began == [3] and torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_work_in_threads_has_its_callers_modes(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    def modes(_: int) -> tuple[bool, bool]:
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    with on_threads(2), mode():
+        assert in_threads(modes, range(3)) == [modes(0)] * 3
+    assert in_threads(modes, ()) == []
 
 
 def test_int4_packing_is_exact() -> None:

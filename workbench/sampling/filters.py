@@ -141,7 +141,8 @@ class TopP:
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
         if logits.shape[-1] <= LARGE_VOCAB or logits.device.type != "cpu":
             return self._of_all(logits)
-        return torch.cat([self._of_likeliest(row) for row in logits.split(1)])  # no row depends on its neighbours
+        # by rows, so that none depends on its neighbours
+        return torch.cat([logits[:0], *(self._of_likeliest(row[None]) for row in logits)])
 
     def _of_likeliest(self, row: Tensor) -> Tensor:
         """Look at the likeliest tokens alone, where they hold the mass: to sort a large vocabulary takes longer than
