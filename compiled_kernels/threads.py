@@ -19,6 +19,8 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
     hundred times as long.
     """
     count, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    if count == 1:  # as in a thread of another such call
+        return [work(item) for item in items]
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
             return list(threads.map(torch.inference_mode(inference)(work), items))
