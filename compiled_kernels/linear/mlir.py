@@ -119,7 +119,8 @@ def weight_kind(format: MatrixFormat, dtype: torch.dtype) -> str:
     """Return the kind of a weight (see blocked/shape.py) that is stored so; of a dense one that of its `dtype`."""
     if format.is_dense:
         return MLIR_TYPES[dtype]
-    return {"int8": "i8", "fp8": "f8", "int4": "i4" if format.minima is None else "u4"}.get(format.codes, format.codes)
+    kinds = {"int8": "i8", "fp8": "f8", "float16": "f16", "int4": "i4" if format.minima is None else "u4"}
+    return kinds.get(format.codes, format.codes)
 
 
 def multiply(

@@ -47,6 +47,8 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
     a group's least to its largest number (without minima: to its largest either way), rounded to their type."""
     if format == INT8_MATRIX:
         return quantize_int8(weight)
+    if format.codes == "float16":
+        return (weight.half(),)
     if format.words is not None:
         if problem := format.problem(weight.shape[1]):
             raise ValueError(f"{problem} {weight.shape[1]} columns")

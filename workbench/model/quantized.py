@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiled_kernels.expert_linear.stacks import stack_problem
 from compiled_kernels.linear.int8_activations import int8_problem
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.matrix_format import CODE_DTYPES, DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized
@@ -178,14 +178,14 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
     stacks of experts `X`, and `X_scales`. Routers and what latent attention absorbs stay dense.
 
     `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense becomes
-    the head. A matrix with scales beside it is stored so already.
+    the head. A matrix of the type of its codes is stored so already.
     """
     format.check(spec)
-    done = {name for name in state if scales_of(name) in state}
     found: dict[str, Tensor] = {}
     for name in list(state):
         tensor, ours = state.pop(name), stored_name(name, spec, format)
-        if format.is_dense(ours, tensor.ndim) or name in done or name.endswith(BESIDE):
+        done = tensor.dtype == CODE_DTYPES.get(format.of(ours, tensor.ndim).codes, torch.int32)
+        if format.is_dense(ours, tensor.ndim) or done or name.endswith(BESIDE):
             found[ours] = tensor
             continue
         rows = format.rows_of(ours, tuple(tensor.shape))
@@ -206,11 +206,6 @@ def is_expert_stack(name: str, axes: int) -> bool:
 def store_as(name: str, shape: tuple[int, ...], format: WeightFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Quantize a matrix, or a stack of such, that comes in blocks of rows: codes, scales, and minima if it has such."""
     return store_quantized(shape, format.of(name, len(shape)), blocks)
-
-
-def scales_of(name: str) -> str:
-    """Return the name of the scales of a matrix `X.weight`, or of a stack `X`."""
-    return _beside(name, "scales")
 
 
 def _beside(name: str, part: str) -> str:
