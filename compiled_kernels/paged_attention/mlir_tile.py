@@ -96,9 +96,13 @@ class DecodePages(ReadPages):
         """Return the memories that keys and values lie in."""
 
     @property
-    @abstractmethod
     def queries_type(self) -> str:
         """Return the type of the memory of queries."""
+        return self.shape.types["queries"]
+
+    def queries(self, q: Value) -> Value:
+        """Return the queries of one key/value head as they are read."""
+        return q
 
     @abstractmethod
     def score(self, queries: Sequence[Query]) -> None:
@@ -162,10 +166,6 @@ class ReadDensePages(DecodePages):
     @property
     def memories(self) -> list[Named]:
         return [Named("k", self.shape.pages), Named("v", self.shape.pages)]
-
-    @property
-    def queries_type(self) -> str:
-        return self.shape.types["queries"]
 
     def score(self, queries: Sequence[Query]) -> None:
         shape, pairs = self.shape, self.shape.uses_bf16_pairs
