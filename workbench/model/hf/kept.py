@@ -58,7 +58,7 @@ class KeptPart:
             for out, each in zip(stored, read, strict=True):
                 octets = each.view(torch.uint8) if each.dtype == torch.float8_e4m3fn else each
                 out.view(octets.dtype).copy_(octets if layout is None else self._ordered(layout, octets))
-        if self.matrix is None and not all(bool(each.isfinite().all()) for each in stored[1:2]):
+        if self.matrix is None and not all(bool(each.isfinite().all()) for each in stored[1:]):
             raise not_finite(self.part, self.tensor)
 
     def _ordered(self, layout: Layout, rows: Tensor) -> Tensor:
@@ -174,8 +174,8 @@ NO_MATRIX = "it is no matrix of a product"
 
 
 def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
-    """Return the error of scales that are infinite or no numbers."""
-    return WorkbenchError(f"{tensor.file}: {part.name} has scales that are not finite; fetch the file again")
+    """Return the error of scales or minima that are infinite or no numbers."""
+    return WorkbenchError(f"{tensor.file}: {part.name} has scales or minima that are not finite; fetch the file again")
 
 
 def _packed(tensor: StoredTensor) -> str:
@@ -312,7 +312,7 @@ def bytes_of_kept(kept: Iterable[KeptMatrix]) -> tuple[int, int]:
 def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) -> MatrixFormat | str:
     """Return the format that holds a matrix exactly, or why no product of ours multiplies from it."""
     columns = part.shape_here[-1]
-    if not bool(matrix.scales.float().isfinite().all()):
+    if not all(bool(each.float().isfinite().all()) for each in (matrix.scales, matrix.minima) if each is not None):
         raise not_finite(part, tensor)
     if matrix.kind == "mxfp4":
         exact = matrix.group == 32 and torch.equal(matrix.scales.to(torch.float8_e8m0fnu).float(), matrix.scales)
