@@ -93,7 +93,7 @@ def store_result(
 def scale_scores(
     scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr,
     MASK: tl.constexpr,
-):
+):  # fmt: skip
     """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where
     `allowed`; minus infinity elsewhere."""
     if SOFTCAP:
