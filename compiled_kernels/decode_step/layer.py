@@ -15,6 +15,7 @@ from compiled_kernels.decode_step.elementwise import add_normed, gate
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
+    enter,
     int8_buffers,
     make_products,
     multiply,
@@ -83,9 +84,10 @@ def _norm(layer: LayerKernel, given: Given, name: str) -> None:
 
 def _multiply(layer: LayerKernel, given: Given, x: str, out: Named, *products: AnyProduct) -> None:
     """Multiply this thread's columns of each product, and wait for the others'."""
+    enter(products, given, x, layer.name, (0, layer.step.rows))
     for product in products:
-        columns, rows = share(given, product.out_features, product.block), (0, layer.step.rows)
-        multiply(product, given, x, out.name, columns, prefix=layer.name, rows=rows)
+        columns = share(given, product.out_features, product.block)
+        multiply(product, layer.name_of(product), given, x, out.name, columns)
     wait()
 
 
@@ -143,11 +145,12 @@ def _attend(layer: LayerKernel, given: Given) -> None:
 def _feedforward(layer: LayerKernel, given: Given) -> None:
     """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
     that it can gate them without waiting; where a panel holds columns of both, all wait in between."""
-    hidden, rows = layer.shape.intermediate_size, (0, layer.step.rows)
-    own = share(given, hidden, max(layer.gate_up.block, layer.attention.lanes))
-    apart = hidden % layer.gate_up.block == 0
-    columns = (own, [each + hidden for each in own]) if apart else (share(given, 2 * hidden, layer.gate_up.block),)
-    multiply(layer.gate_up, given, "normed", layer.gate_up_out.name, *columns, prefix=layer.name, rows=rows)
+    hidden, gate_up = layer.shape.intermediate_size, layer.gate_up
+    own = share(given, hidden, max(gate_up.block, layer.attention.lanes))
+    apart = hidden % gate_up.block == 0
+    columns = (own, [each + hidden for each in own]) if apart else (share(given, 2 * hidden, gate_up.block),)
+    enter([gate_up], given, "normed", layer.name, (0, layer.step.rows))
+    multiply(gate_up, "gate_up", given, "normed", layer.gate_up_out.name, *columns)
     if not apart:
         wait()
     gate(layer, given, *own)

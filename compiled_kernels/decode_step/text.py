@@ -16,6 +16,7 @@ from compiled_kernels.decode_step.layer import layer_arguments, make_layer
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
+    enter,
     head_product,
     int8_buffers,
     make_products,
@@ -106,5 +107,6 @@ def _logits(shape: StepShape, head: AnyProduct, given: Given, unit: int) -> list
     given = given | {name: alloca(kind) for name, kind in (normed, *int8_buffers([head], shape.rows))}
     call("norm", [given["x"], given["norm"], given["normed"], *rows])
     columns = share(given, shape.vocab_size, unit)
-    multiply(head, given, "normed", "logits", columns, prefix="head", rows=rows, weights="head_")
+    enter([head], given, "normed", "head", rows)
+    multiply(head, "head_", given, "normed", "logits", columns)
     return columns

@@ -164,6 +164,16 @@ class MatrixFormat:
             raise ValueError(f"no matrix in words is called {name!r}; known: {', '.join(WORDS)}")
         return cls(name, words.group, words.scales, torch.float16 if words.minima else None)
 
+    @classmethod
+    def of(cls, codes: str, group: int, scales: torch.Tensor | None, minima: torch.Tensor | None) -> MatrixFormat:
+        """Return the format of a matrix of these codes, in groups of so many columns (of words their own), beside such
+        scales and minima. Raises ValueError where there is none."""
+        if scales is None:
+            return DENSE_MATRIX
+        if codes in WORDS:
+            return cls.named(codes)
+        return cls(codes, group, scales.dtype if group else torch.float32, None if minima is None else minima.dtype)
+
     def __str__(self) -> str:
         if self.words is not None:
             return self.codes

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 from compiled_kernels.paged_attention.api import PagedKV
 from compiled_kernels.paged_attention.mlir_decode import Context, attend_rows
 from compiled_kernels.paged_attention.mlir_shape import (
     BLOCK_POSITIONS,
     DecodeAttention,
-    PagedHeads,
     SpanAttention,
     num_chunks,
 )
@@ -120,13 +118,9 @@ def _decode_shape(q: Tensor, kv: PagedKV, parameters: AttentionParameters) -> De
 
 @functools.lru_cache(maxsize=512)
 def _compiled_spans(shape: SpanAttention) -> Kernel:
-    return _compile(shape, lambda: attend_spans(shape))
+    return compile_entry(NAME, shape.target.level, lambda: attend_spans(shape))
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: DecodeAttention) -> Kernel:
-    return _compile(shape, lambda: attend_rows(Context(shape), NAME))
-
-
-def _compile(shape: PagedHeads, emit: Callable[[], None]) -> Kernel:
-    return compile_text(text_of(emit), NAME, level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_entry(NAME, shape.target.level, lambda: attend_rows(Context(shape), NAME))

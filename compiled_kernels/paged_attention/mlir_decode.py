@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What a row reads: all positions of its window, and the sinks, from dense pages."""
+    """Say what a row reads: all positions of its window, and the sinks, from dense pages."""
 
     shape: DecodeAttention
 

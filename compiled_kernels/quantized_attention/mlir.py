@@ -10,10 +10,8 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.paged_attention.mlir import attend_rows_of
 from compiled_kernels.paged_attention.mlir_decode import attend_rows
 from compiled_kernels.paged_attention.mlir_shape import num_chunks
@@ -70,5 +68,4 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
-    text = text_of(lambda: attend_rows(QuantizedContext(shape), NAME))
-    return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_entry(NAME, shape.target.level, lambda: attend_rows(QuantizedContext(shape), NAME))

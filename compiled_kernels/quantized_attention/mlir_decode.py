@@ -1,4 +1,4 @@
-"""What a row reads of quantized and residual pages (see paged_attention/mlir_decode.py).
+"""Say what a row reads of quantized and residual pages (see paged_attention/mlir_decode.py).
 
     positions   0 .... sinks | sinks ............ quantized_until | quantized_until ... length
     pages        residual    |    quantized, split into chunks    |         residual
@@ -18,7 +18,7 @@ from compiled_kernels.quantized_attention.mlir_sums import ReadQuantizedPages
 
 
 class QuantizedContext(Context):
-    """Residual (dense) pages and quantized ones."""
+    """Say that a row reads residual (dense) pages and quantized ones."""
 
     shape: QuantizedAttention
 

@@ -85,7 +85,7 @@ WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
     "int4": (torch.float32, WeightFormat.parse("int4", "int8", 8)),
     **{name: (torch.float32, format) for name, format in FORMATS.items()},
 }
-CROSSED = "float32", "bfloat16", "int8", "int8 rows", "int4", "int4 with minima", "fp8 by block"  # with all layers
+CROSSED = "float32", "bfloat16", "int8", "int8 rows", "int4 with minima"  # with all layers and backends
 PACKED = {"quant_group": 8, "columns": 8, "residual_length": 5}
 CACHES: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -57,7 +57,7 @@ def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJ
     raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
 
 
-@app.command(epilog="Example: `workbench kernels bench --operator linear_int8 --threads 2`")
+@app.command(epilog="Example: `workbench kernels bench --operator linear_quantized --threads 2`")
 def bench(
     operator: Operator = None,
     backend: BackendOption = None,

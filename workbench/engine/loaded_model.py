@@ -168,10 +168,11 @@ class LoadedModel:
 
             # The state has no name: what is laid out anew later is then freed matrix by matrix.
             if ranks is None:
-                model = Transformer.from_state(source.spec, state(), backends.blocks, format).to(device)
+                model = Transformer.from_state(source.spec, state(), backends.blocks, format, dtype=dtype)
             else:
                 share = state(lambda each: cut_state(each, source.spec, ranks.rank, ranks.size))
-                model = TensorParallelTransformer.of_rank(source.spec, share, backends.blocks, format, ranks).to(device)
+                model = TensorParallelTransformer.of_rank(source.spec, share, backends.blocks, format, ranks, dtype)
+            model.to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report, usual=usual_seconds()):
@@ -308,8 +309,9 @@ class _Source:
             return setting, {}
         if not self.attention.is_unchanged:
             return setting, {"": "its attention is changed"}
-        tied = self.trained.tie_word_embeddings
-        format, reasons = stored_format(self.checkpoint, self.wanted, tied, *self._refusals(config))
+        format, reasons = stored_format(
+            self.checkpoint, self.wanted, self.trained.tie_word_embeddings, *self._refusals(config)
+        )
         format = replace(format, activations=settings.activations)
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:

@@ -107,9 +107,9 @@ def autotune_backend(
     held = CacheLayout(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
     key = _key(model, backends, held, compile_unit)
     found = _trial(remembered.load().get(key))
-    if backends.decode is Backend.MLIR:
-        model.use_code_panels()  # a step reads them so
     if found is None:
+        if backends.decode is Backend.MLIR:
+            model.use_code_panels()  # a step reads them so; where the choice is known they are laid out in place later
         began = time.perf_counter()
         found = _tried(backends, model, held, compile_unit)
         if found.is_stable:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
 
 REMOVED = -float("inf")
-LARGE_VOCAB, LIKELIEST = 4096, 256  # tokens: from where on top-p looks at so many first
-MASS_ERROR = 1e-5  # of a sum of probabilities in float32
+LARGE_VOCAB = 4096  # tokens: from where on top-p sorts the likely ones alone
 SAFE_TEMPERATURE = 1e-6  # below it a plain division may overflow
 SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -141,17 +141,18 @@ class TopP:
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
         if logits.shape[-1] <= LARGE_VOCAB or logits.device.type != "cpu":
             return self._of_all(logits)
-        return torch.cat([self._of_likeliest(row) for row in logits.split(1)])  # no row depends on its neighbours
+        # by rows, so that none depends on its neighbours
+        return torch.cat([logits[:0], *(self._of_likely(row[None]) for row in logits)])
 
-    def _of_likeliest(self, row: Tensor) -> Tensor:
-        """Look at the likeliest tokens alone, where they hold the mass: to sort a large vocabulary takes longer than
-        to compute its logits."""
-        values, ids = row.topk(LIKELIEST)
-        mass = (values - row.logsumexp(-1, keepdim=True)).exp().cumsum(-1)
-        if not mass[0, -1] > self.p + MASS_ERROR:  # NaN too
-            return self._of_all(row)
-        count = 1 + int((mass < self.p).sum())
-        return torch.full_like(row, REMOVED).scatter_(1, ids[:, :count], values[:, :count])
+    def _of_likely(self, row: Tensor) -> Tensor:
+        """Sort those tokens alone that are at least as likely as (1 - p) / vocab: all others together hold less than
+        1 - p. To sort a large vocabulary takes longer than to compute its logits."""
+        mass, values = row.softmax(-1).numpy()[0], row.numpy()[0]
+        likely = np.flatnonzero(~(mass < (1 - self.p) / len(mass)))  # NaN too
+        likely = likely[(-values[likely]).argsort()]
+        count = 1 + int((mass[likely].cumsum(dtype=np.float64) < self.p).sum())
+        kept = torch.from_numpy(likely[None, :count])
+        return torch.full_like(row, REMOVED).scatter_(1, kept, row.gather(1, kept))
 
     def _of_all(self, logits: Tensor) -> Tensor:
         # Not stable: then ties fall as in transformers, which sorts the same way.

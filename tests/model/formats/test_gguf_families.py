@@ -106,8 +106,8 @@ def test_integers_in_groups_are_ours_bit_for_bit(tmp_path: Path, kind: str) -> N
     assert checkpoint.format == f"GGUF {kind}"
     wanted = wanted_parameters(checkpoint, read_spec(path))
     words, reasons = stored_format(checkpoint, wanted, tied=False)
-    assert words.blocks == words.head == MatrixFormat.named(kind.lower()) and not words.own
-    assert reasons == {"token_embd.weight": "it is no matrix of a product"}
+    assert words.blocks == words.head == words.embedding == MatrixFormat.named(kind.lower())
+    assert not words.own and not reasons
     groups, _ = stored_format(checkpoint, wanted, False, lambda format: "no words" if format.words else None)
     assert groups.blocks.codes == ("int8" if kind == "Q8_0" else "int4")
     for format in (words, groups):
@@ -126,7 +126,7 @@ def test_a_matrix_in_words_has_the_files_bytes_and_numbers(tmp_path: Path, kind:
     wanted = wanted_parameters(checkpoint, read_spec(path))
     format, _ = stored_format(checkpoint, wanted, tied=False)
     kept = kept_matrices(checkpoint, wanted, False, format)
-    assert len(kept) == 1 + 4 * 2
+    assert len(kept) == 2 + 4 * 2
     for name, matrix in kept.items():
         assert isinstance(matrix, KeptMatrix)
         (run,) = matrix.runs

@@ -29,7 +29,8 @@ from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.linear import Linear
 from workbench.model.memory import weight_bytes
 from workbench.model.parameters import StoredParameter, StoredPart
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import WeightFormat, quantize
+from workbench.model.spec import NormSpec
 from workbench.model.transformer import Transformer
 from workbench.testing import packers
 from workbench.testing.packers import Packer
@@ -243,10 +244,13 @@ def test_nan_in_fp8_is_refused(code: int) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_positions_and_norms_by_head_stay_dense(weights: str) -> None:
-    """They have two axes and are no products."""
-    spec = TINY.model_copy(update={"learned_positions": 2})
+    """They have two axes and are no products. Norms without weights leave the model's type to who builds it."""
+    spec = TINY.model_copy(update={"learned_positions": 2, "norm": NormSpec(kind="layer", weight=False)})
     state = random_weights(spec, torch.float32)
-    model = Transformer.from_state(spec, dict(state), format=WeightFormat.parse(weights, quant_group=32))
+    stored = quantize(dict(state), spec, WeightFormat.parse(weights, quant_group=32))
+    model = Transformer.from_state(
+        spec, stored, format=WeightFormat.parse(weights, quant_group=32), dtype=torch.float32
+    )
     assert model.logits([1, 2]).isfinite().all()
     assert torch.equal(model.dense_state(torch.float32)["positions.weight"], state["positions.weight"])
 

@@ -219,7 +219,7 @@ def stored_format(
         one_format: why parts of a fused matrix may not differ; None where they may.
     """
     rows: dict[str, Rows] = {}
-    head = DENSE_MATRIX
+    head = embedding = DENSE_MATRIX
     experts: dict[str, MatrixFormat] = {}
     reasons: dict[str, str] = {}
     for name, parameter in wanted.items():
@@ -229,10 +229,13 @@ def stored_format(
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head and not stack:
             reasons |= dict.fromkeys(packed, NO_MATRIX)
             continue
-        kept = kept_matrix(parameter, checkpoint, refuses, one_format, stack)
+        looked_up = name == "embedding.weight" and not tied
+        kept = kept_matrix(parameter, checkpoint, no_refusal if looked_up else refuses, one_format, stack)
         reasons |= {each.part.name: each.reason for each in kept.parts if each.part.name in packed and each.reason}
         if is_head:
             head = kept.runs[0].format
+        elif looked_up:
+            embedding = kept.runs[0].format
         elif stack:
             experts[name] = kept.runs[0].format
         else:
@@ -242,7 +245,7 @@ def stored_format(
     own = tuple((name, each) for name, each in rows.items() if {format for _, format in each} != {blocks})
     of_experts = Counter(experts.values()).most_common(1)[0][0] if experts else None
     own += tuple((name, ((wanted[name].shape[0], each),)) for name, each in experts.items() if each != of_experts)
-    return WeightFormat(blocks, head, experts=of_experts, own=own), reasons
+    return WeightFormat(blocks, head, experts=of_experts, own=own, embedding=embedding), reasons
 
 
 def kept_matrices(checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat) -> dict[str, KeptMatrix]:

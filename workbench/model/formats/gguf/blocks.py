@@ -7,7 +7,6 @@ Layouts: ggml-common.h of llama.cpp. The numbers equal `gguf.dequantize` bit for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,10 +17,11 @@ from torch import Tensor
 from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
+from compiled_kernels.threads import in_threads
 
 Array = np.ndarray[Any, Any]
 CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
-CHUNK_BYTES = 1 << 17  # of blocks that become words at once: they and their temporaries stay in a core's cache
+CHUNK_BYTES = 1 << 20  # of blocks that become words at once: between calls of numpy threads wait for one another
 
 
 class Plane(NamedTuple):
@@ -189,9 +189,7 @@ def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
         for at, each in zip(type.scales, scales, strict=True):
             each[first : first + step] = chunk[:, at : at + each.itemsize].view(each.dtype)
 
-    starts = range(0, len(blocks), step)
-    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(starts)))) as pool:
-        list(pool.map(fill, starts))
+    in_threads(fill, range(0, len(blocks), step))
 
 
 def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -102,13 +103,19 @@ def read_gguf(path: Path) -> Checkpoint:
         if name not in NO_PARAMETERS and not name.endswith("attn_rot_embd.weight"):
             tensors |= _named(file, info, offset if name.endswith("norm.weight") else 0.0)
     kinds = sorted({info.type.name for info in plain.values() if len(info.shape) > 1})
-    config, names = config_of(files), names_of(files[0], plain)
+    config, names = gguf_config(path), names_of(files[0], plain)
     return Checkpoint(path, config, tensors, f"GGUF {', '.join(kinds)}", names)
 
 
+_configs: WeakKeyDictionary[GGUFFile, ConfigFields] = WeakKeyDictionary()
+
+
 def gguf_config(path: Path) -> ConfigFields:
-    """Return what config.json would say of the file's model."""
-    return config_of(open_parts(path))
+    """Return what config.json would say of the file's model; as long as the file is open it is computed once."""
+    files = open_parts(path)
+    if (config := _configs.get(files[0])) is None:
+        config = _configs[files[0]] = config_of(files)
+    return config
 
 
 def open_parts(path: Path) -> list[GGUFFile]:

@@ -53,14 +53,13 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFArray:
-    """An array of the metadata: `count` values of one kind that begin at byte `start`, read when they are asked for."""
+    """An array of the metadata: `count` values of one kind in `bytes` of the file, read when they are asked for."""
 
     path: Path
     bytes: memoryview
     key: str
     kind: int
     count: int
-    start: int
 
     def __len__(self) -> int:
         return self.count
@@ -77,17 +76,18 @@ class GGUFArray:
     def _values(self) -> list[Any]:
         if self.kind == STRING:
             return self._strings()
-        values = list(struct.unpack_from(f"<{self.count}{SCALARS[self.kind]}", self.bytes, self.start))
+        values = list(struct.unpack(f"<{self.count}{SCALARS[self.kind]}", self.bytes))
         return [bool(value) for value in values] if self.kind == BOOL else values
 
     def _strings(self) -> list[str]:
-        view, at, length_at = self.bytes, self.start, struct.Struct("<Q").unpack_from
+        # A vocabulary has 262,144 of them: a slice of bytes takes a third of the time that one of a memoryview takes.
+        whole, at, length_at = bytes(self.bytes), 0, struct.Struct("<Q").unpack_from
         values: list[str] = []
         try:
             for _ in range(self.count):
                 start = at + 8
-                at = start + length_at(view, at)[0]
-                values.append(str(view[start:at], "utf-8"))
+                at = start + length_at(whole, at)[0]
+                values.append(str(whole[start:at], "utf-8"))
         except UnicodeDecodeError as error:
             fault = f"{self.key[:300]}, entry {len(values)}: is no UTF-8 ({error.reason}); fetch the file again"
             raise WorkbenchError(f"{self.path}: {fault}") from None
@@ -228,7 +228,7 @@ class GGUFFile:
             self._at = self._end_of_strings(key, count)
         else:
             self._at += count * struct.calcsize(SCALARS[kind])
-        return GGUFArray(self.path, self.bytes, key, kind, count, start)
+        return GGUFArray(self.path, self.bytes[start : self._at], key, kind, count)
 
     def _end_of_strings(self, key: str, count: int) -> int:
         view, at, length_at = self.bytes, self._at, struct.Struct("<Q").unpack_from
