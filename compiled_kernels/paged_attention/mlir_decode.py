@@ -25,7 +25,7 @@ from compiled_kernels.paged_attention.mlir_softmax import clear, finish, first_s
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages, tile, tile_arguments, work
 
 
-class Run(NamedTuple):
+class PositionRun(NamedTuple):
     """Positions from `first` to `last` that a row reads from pages of one kind: each chunk its part of them, or one
     chunk all."""
 
@@ -52,10 +52,10 @@ class Context:
         memories = [each for kind in self.kinds for each in kind.memories]
         return memories + [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
 
-    def runs(self, seen: Value, length: Value) -> list[Run]:
+    def runs(self, seen: Value, length: Value) -> list[PositionRun]:
         """Return the runs of the positions from `seen` to `length`."""
         (dense,) = self.kinds
-        return [Run(dense, "each", seen, length)]
+        return [PositionRun(dense, "each", seen, length)]
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
@@ -122,7 +122,7 @@ def walk(pages: DecodePages, name: str) -> None:
                 turn.carry([after])
 
 
-def _visit(run: Run, name: str, given: Mapping[str, Value]) -> None:
+def _visit(run: PositionRun, name: str, given: Mapping[str, Value]) -> None:
     """Walk this chunk's pages of a run."""
     pages, chunk, first, last = run
     size, chunks, place = pages.shape.page_size, pages.shape.chunks, given["chunk"]
@@ -162,7 +162,7 @@ def item(context: Context, name: str) -> None:
             clear(shape, partial, (row, turn.index, chunk))
         seen = first_seen(shape, length)
         if shape.num_sink_tokens:
-            _visit(Run(context.kinds[0], "first", index(0), seen.minimum(shape.num_sink_tokens)), name, given)
+            _visit(PositionRun(context.kinds[0], "first", index(0), seen.minimum(shape.num_sink_tokens)), name, given)
         for run in context.runs(seen, length):
             _visit(run, name, given)
 
