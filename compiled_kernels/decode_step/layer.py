@@ -23,9 +23,7 @@ from compiled_kernels.decode_step.layer_kernel import (
 from compiled_kernels.decode_step.mixture import mixture, mixture_buffers, mixture_functions
 from compiled_kernels.decode_step.rotary import keep, rotate_queries
 from compiled_kernels.page_selection.mlir import select, summarize
-from compiled_kernels.paged_attention.mlir_decode import Context, attention, item_arguments
-from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
-from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.paged_attention.mlir_decode import attention, item_arguments
 
 
 def make_layer(layer: LayerKernel) -> None:
@@ -56,15 +54,10 @@ def make_layer(layer: LayerKernel) -> None:
 
 def _attention(layer: LayerKernel) -> None:
     shape, selection = layer.attention, layer.shape.selection
-    attention(_context(layer), layer.name)
+    attention(layer.context, layer.name)
     if selection is not None:
         select(shape, selection, layer.name)
         summarize(shape, selection, layer.name)
-
-
-def _context(layer: LayerKernel) -> Context:
-    shape = layer.attention
-    return QuantizedContext(shape) if isinstance(shape, QuantizedAttention) else Context(shape)
 
 
 def layer_arguments(layer: LayerKernel) -> list[Named]:
@@ -114,7 +107,7 @@ def _attend(layer: LayerKernel, given: Given) -> None:
     item."""
     groups, chunks, pairs = layer.shape.num_kv_heads, layer.step.chunks, layer.step.rows * layer.shape.num_kv_heads
     summaries = [name for name, _ in layer.summaries]
-    places, context = ["table", "lengths", "row", "group"], _context(layer)
+    places, context = ["table", "lengths", "row", "group"], layer.context
 
     def attend(what: str, here: Given, *names: str) -> None:
         call(f"{layer.name}_{what}", [here[name] for name in names])

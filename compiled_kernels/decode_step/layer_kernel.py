@@ -17,9 +17,10 @@ from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepSha
 from compiled_kernels.expert_linear.listed_rows import ListedRows
 from compiled_kernels.linear.rows import RowByRow, by_row
 from compiled_kernels.page_selection.mlir import summary_arguments
+from compiled_kernels.paged_attention.mlir_decode import Context
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
+from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 AnyProduct = RowByRow | FewRows
 """A product of a step: with a weight row by row, or in panels."""
@@ -146,12 +147,15 @@ class LayerKernel:
         return QuantizedAttention(**heads, **sizes, dtype=step.dtype, target=step.target, layout=shape.quantized)
 
     @property
+    def context(self) -> Context:
+        """Return what a row's attention reads."""
+        shape = self.attention
+        return QuantizedContext(shape) if isinstance(shape, QuantizedAttention) else Context(shape)
+
+    @property
     def quantized_pages(self) -> list[Named]:
         """Return quantized keys and values, if there are such: codes, scales and minima."""
-        attention = self.attention
-        if not isinstance(attention, QuantizedAttention):
-            return []
-        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, attention.quantized_types, strict=True)]
+        return [each for kind in self.context.kinds[1:] for each in kind.memories]
 
     @property
     def summaries(self) -> list[Named]:

@@ -12,7 +12,6 @@ a head (FlashDecoding, Dao et al. 2023).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -22,11 +21,11 @@ from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
-from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see, mixed, shares
+from compiled_kernels.paged_attention.mlir_softmax import clear, finish, first_seen, may_see
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages, tile, tile_arguments, work
 
 
-class Run(NamedTuple):
+class PositionRun(NamedTuple):
     """Positions from `first` to `last` that a row reads from pages of one kind: each chunk its part of them, or one
     chunk all."""
 
@@ -38,7 +37,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What a row reads: all positions of its window, and the sinks, from dense pages."""
+    """Say what a row reads: all positions of its window, and the sinks, from dense pages."""
 
     shape: DecodeAttention
 
@@ -53,9 +52,10 @@ class Context:
         memories = [each for kind in self.kinds for each in kind.memories]
         return memories + [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
 
-    def runs(self, seen: Value, length: Value) -> list[Run]:
+    def runs(self, seen: Value, length: Value) -> list[PositionRun]:
         """Return the runs of the positions from `seen` to `length`."""
-        return [Run(*self.kinds, "each", seen, length)]
+        (dense,) = self.kinds
+        return [PositionRun(dense, "each", seen, length)]
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
@@ -122,7 +122,7 @@ def walk(pages: DecodePages, name: str) -> None:
                 turn.carry([after])
 
 
-def _visit(run: Run, name: str, given: Mapping[str, Value]) -> None:
+def _visit(run: PositionRun, name: str, given: Mapping[str, Value]) -> None:
     """Walk this chunk's pages of a run."""
     pages, chunk, first, last = run
     size, chunks, place = pages.shape.page_size, pages.shape.chunks, given["chunk"]
@@ -157,14 +157,12 @@ def item(context: Context, name: str) -> None:
         partial, row, chunk, length = (given[each] for each in ("partial", "row", "chunk", "length"))
         given |= {each: alloca(shape.types[each]) for each in ("scores", "weights")} | {"position": length - 1}
         given |= {f"{each.kind}_q": each.queries(given["q"]) for each in context.kinds}
-        head, zero = given["group"] * shape.queries_per_kv, constant(0.0, "f32")
-        with loop(head, head + shape.queries_per_kv) as turn:  # nothing is seen yet
-            with loop(0, shape.head_dim + 2) as at:
-                partial[row, turn.index, chunk, at.index] = zero
-            partial[row, turn.index, chunk, shape.head_dim] = constant(-math.inf, "f32")
+        head = given["group"] * shape.queries_per_kv
+        with loop(head, head + shape.queries_per_kv) as turn:
+            clear(shape, partial, (row, turn.index, chunk))
         seen = first_seen(shape, length)
         if shape.num_sink_tokens:
-            _visit(Run(context.kinds[0], "first", index(0), seen.minimum(shape.num_sink_tokens)), name, given)
+            _visit(PositionRun(context.kinds[0], "first", index(0), seen.minimum(shape.num_sink_tokens)), name, given)
         for run in context.runs(seen, length):
             _visit(run, name, given)
 
@@ -177,20 +175,15 @@ def _results(shape: DecodeAttention) -> list[Named]:
 def merge(shape: DecodeAttention, name: str) -> None:
     """Make @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
     every head's chunks, each times its share, rounded; a row without a context is zero."""
-    lanes, dim = shape.columns, shape.head_dim
     arguments = [*_results(shape), *indices("begin", "end")]
     with (
         function(f"{name}_merge", arguments) as given,
         loop(given["begin"], given["end"]) as row,
         loop(0, shape.num_heads) as head,
     ):
-        at = [(row.index, head.index, chunk) for chunk in range(shape.chunks)]
-        peaks, totals = ([given["partial"][*each, place] for each in at] for place in (dim, dim + 1))
+        parts = [(row.index, head.index, chunk) for chunk in range(shape.chunks)]
         sink = given["sinks"][head.index] if shape.sink_logits else None
-        parts = [each.broadcast(lanes) for each in shares(shape, peaks, totals, sink)]
-        for column in range(0, dim, lanes):
-            sums = [given["partial"].load(lanes, *each, column) for each in at]
-            given["mixed"].store(mixed(sums, parts).to(shape.dtype), row.index, head.index * dim + column)
+        finish(shape, given["partial"], parts, sink, given["mixed"], (row.index, head.index * shape.head_dim))
 
 
 def attention(context: Context, name: str) -> None:

@@ -181,7 +181,8 @@ class SpanAttention(PagedHeads):
     def types(self) -> dict[str, str]:
         """Return memref types by name: `sizes` are the numbers of tokens, of positions and of pages; `chosen` which
         pages each token reads for each key/value head, one after another; `keys` and `values` the new
-        layout, block by block of each key/value head; `sums`, `peaks` (and totals) one tile's, by slot; `weights`
+        layout, block by block of each key/value head; `found` what each slot of a tile has found, in whole cache
+        lines (of 8, 16, 32 and 64 columns of padding the last alone never cost time, on Zen 3); `weights`
         those of one block for a few slots."""
         return {
             "q": memref((SIZE_BOUND, self.num_heads, self.head_dim), self.dtype),
@@ -194,7 +195,6 @@ class SpanAttention(PagedHeads):
                 (SIZE_BOUND, BLOCK_POSITIONS // self.values_per_element, self.head_dim), self.element_type
             ),
             "sinks": memref((self.num_heads,), "f32"),
-            "sums": memref((self.tile_slots, self.head_dim), "f32"),
-            "peaks": memref((self.tile_slots,), "f32"),
+            "found": memref((self.tile_slots, self.head_dim + 64), "f32"),
             "weights": memref((QUERIES_TOGETHER, BLOCK_POSITIONS), "bf16" if self.uses_bf16_pairs else "f32"),
         }

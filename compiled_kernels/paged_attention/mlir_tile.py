@@ -47,12 +47,12 @@ class ReadPages(ABC):
         for first in range(0, len(columns), most):
             run, sums = columns[first : first + most], []
             for query, factor in zip(queries, factors, strict=True):
-                spread, (memory, place) = factor.broadcast(lanes), query.sums
+                spread, (memory, place) = factor.broadcast(lanes), query.found
                 sums += [memory.load(lanes, *place, column) * spread for column in run]
             found = iter(self.added(queries, run, sums))
             for query in queries:
                 for column in run:
-                    query.sums[0].store(next(found), *query.sums[1], column)
+                    query.found[0].store(next(found), *query.found[1], column)
 
 
 def attend(pages: ReadPages, queries: Sequence[Query]) -> None:
@@ -152,9 +152,8 @@ def tile(pages: DecodePages, name: str) -> None:
             queries = []
             for number in range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)):
                 head = first_head + number
-                place = given["row"], head, given["chunk"]
-                found = ((given["partial"], (*place, *at)) for at in ((), (shape.head_dim,), (shape.head_dim + 1,)))
-                queries.append(Query(given["position"], head, number - first, (number,), *found))
+                found = given["partial"], (given["row"], head, given["chunk"])
+                queries.append(Query(given["position"], head, number - first, (number,), found))
             attend(bound, queries)
 
 

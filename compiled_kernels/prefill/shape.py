@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+import math
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 
 from compiled_kernels.blocked.few import FewRows
@@ -13,6 +13,7 @@ from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, memref
 from compiled_kernels.decode_step.layer_kernel import AnyProduct, LayerKernel, int8_buffers
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
+from compiled_kernels.paged_attention.mlir_shape import HeadShape
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,9 @@ class BlockShape:
         """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
         code."""
         rotary = None if self.layer.rotary_index is None else 0
-        ours = {
-            "page_table": 0,
-            "quantized": None,
-            "quantized_page_table": None,
-            "sliding_window": 0,
-            "num_sink_tokens": 0,
-            "softcap": 0.0,
-            "sink_logits": False,
-            "mask": "",
-            "score": "",
-            "normalized": True,
-            "selected": False,
-            "selection": None,
-        }
-        return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours))
+        ours = {each.name: each.default for each in fields(HeadShape) if each.default is not MISSING}
+        pages = {"page_table": 0, "quantized": None, "quantized_page_table": None, "selection": None}
+        return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours, **pages))
 
     @cached_property
     def layer_kernel(self) -> LayerKernel:
@@ -146,15 +135,8 @@ class BlockShape:
         for name, kind in (*self.before, *self.after):
             rows, *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
             if rows == str(SIZE_BOUND):
-                found[name] = (_product(map(int, sizes)), element)
+                found[name] = (math.prod(map(int, sizes)), element)
         return found
-
-
-def _product(sizes: Iterable[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def _many(product: AnyProduct) -> ManyRows:

@@ -1,4 +1,4 @@
-"""What a row reads of quantized and residual pages (see paged_attention/mlir_decode.py).
+"""Say what a row reads of quantized and residual pages (see paged_attention/mlir_decode.py).
 
     positions   0 .... sinks | sinks ............ quantized_until | quantized_until ... length
     pages        residual    |    quantized, split into chunks    |         residual
@@ -11,14 +11,14 @@ are still seen. Every token reads by the same arithmetic, however its text was c
 from __future__ import annotations
 
 from compiled_kernels.builder.values import Value, index
-from compiled_kernels.paged_attention.mlir_decode import Context, Run
+from compiled_kernels.paged_attention.mlir_decode import Context, PositionRun
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_sums import ReadQuantizedPages
 
 
 class QuantizedContext(Context):
-    """Residual (dense) pages and quantized ones."""
+    """Say that a row reads residual (dense) pages and quantized ones."""
 
     shape: QuantizedAttention
 
@@ -26,7 +26,7 @@ class QuantizedContext(Context):
     def kinds(self) -> tuple[DecodePages, ...]:
         return ReadDensePages(self.shape), ReadQuantizedPages(self.shape)
 
-    def runs(self, seen: Value, length: Value) -> list[Run]:
+    def runs(self, seen: Value, length: Value) -> list[PositionRun]:
         residual, quantized = self.kinds
         rule = self.shape.layout.rule
         # where quantized positions end and begin: both 0 if nothing is quantized
@@ -34,7 +34,7 @@ class QuantizedContext(Context):
         some = whole.compared("ugt", rule.num_sink_tokens)
         until, front = (some.select(each, index(0)) for each in (whole, index(rule.num_sink_tokens)))
         return [
-            Run(residual, "first", seen, front),
-            Run(quantized, "each", front.maximum(seen), until),
-            Run(residual, "last", until.maximum(seen), length),
+            PositionRun(residual, "first", seen, front),
+            PositionRun(quantized, "each", front.maximum(seen), until),
+            PositionRun(residual, "last", until.maximum(seen), length),
         ]

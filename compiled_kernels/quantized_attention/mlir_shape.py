@@ -102,10 +102,3 @@ class QuantizedAttention(DecodeAttention):
     def value_operand(self) -> QuantizedOperand:
         columns = self.layout.columns_per_scale
         return self._operand(self.layout.value_format, self.page_size, self.head_dim, columns)
-
-    @property
-    def quantized_types(self) -> tuple[str, ...]:
-        """Return the types of codes, scales and minima: of keys, then of values."""
-        return tuple(
-            kind for side in (self.key_operand, self.value_operand) for kind in (side.codes, side.scales, side.scales)
-        )

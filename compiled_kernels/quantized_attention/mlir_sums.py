@@ -39,7 +39,8 @@ class ReadQuantizedPages(DecodePages):
 
     @property
     def memories(self) -> list[Named]:
-        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, self.shape.quantized_types, strict=True)]
+        kinds = [kind for side in self._sides.values() for kind in (side.codes, side.scales, side.scales)]
+        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, kinds, strict=True)]
 
     @property
     def queries_type(self) -> str:
@@ -70,7 +71,7 @@ class ReadQuantizedPages(DecodePages):
         side, scores, of_slot = self.shape.value_operand, self.given["scores"], list(factors)
 
         def join(query: Query, column: Value, found: Value) -> None:
-            memory, place = query.sums
+            memory, place = query.found
             before = memory.load(side.lanes, *place, column)
             memory.store(fma(before, of_slot[query.slot].broadcast(side.lanes), found), *place, column)
 

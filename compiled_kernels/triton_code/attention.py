@@ -93,7 +93,7 @@ def store_result(
 def scale_scores(
     scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr,
     MASK: tl.constexpr,
-):
+):  # fmt: skip
     """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where
     `allowed`; minus infinity elsewhere."""
     if SOFTCAP:
@@ -120,34 +120,14 @@ def update_softmax(
     [TILE, DIM], where `allowed` [ROWS, TILE]."""
     scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
     scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
+    v = operand(v, dtype)
     higher = tl.maximum(peak, tl.max(scores, axis=1))
     base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing yet
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(peak - base)
     total = total * fade + tl.sum(weights, axis=1)
-    sums = dot(operand(weights, dtype), operand(v, dtype), sums * fade[:, None])
+    sums = dot(operand(weights, dtype), v, sums * fade[:, None])
     return sums, higher, total
-
-
-@triton.jit
-def queries_of(
-    q, context_lengths, seq, start, span, within, group, dim, q_token, q_head, q_dim,
-    SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
-    """Load the queries of a program's rows [ROWS, DIM]: with them each row's head, position and token of all spans,
-    which rows are used, and the first and the last position."""
-    context = tl.load(context_lengths + seq)
-    row = tl.arange(0, ROWS)
-    token = within + row // SHARE
-    head = group * SHARE + row % SHARE
-    used = (row < TOKENS * SHARE) & (token < span)
-    first = context - span + within
-    last = tl.minimum(first + TOKENS, context) - 1
-    line = (start + token).to(tl.int64)
-    column = tl.arange(0, DIM)
-    at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
-    queries = tl.load(q + at, mask=used[:, None] & (column < dim)[None, :], other=0.0)
-    return queries, head, context - span + token, line, used, first, last
 
 
 @triton.jit
@@ -218,10 +198,20 @@ def attend(
     if not alive:
         return
 
-    rows = queries_of(
-        q, context_lengths, seq, start, span, within, group, dim, q_token, q_head, q_dim, SHARE, TOKENS, ROWS, DIM
-    )  # fmt: skip
-    queries, head, positions, line, used, first, last = rows
+    context = tl.load(context_lengths + seq)
+    row = tl.arange(0, ROWS)
+    token = within + row // SHARE
+    head = group * SHARE + row % SHARE
+    used = (row < TOKENS * SHARE) & (token < span)
+    positions = context - span + token
+    first = context - span + within
+    last = tl.minimum(first + TOKENS, context) - 1
+
+    column = tl.arange(0, DIM)
+    written = used[:, None] & (column < dim)[None, :]
+    line = (start + token).to(tl.int64)
+    q_at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
+    queries = tl.load(q + q_at, mask=written, other=0.0)
 
     # Tiles in the order of the walk: `early` ones of the sinks, then [begin, end).
     end = last // TILE + 1

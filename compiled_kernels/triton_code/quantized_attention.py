@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compiled_kernels.triton_code.attention import queries_of, span_at, store_result, update_softmax
+from compiled_kernels.triton_code.attention import span_at, store_result, update_softmax
 from compiled_kernels.triton_code.quantized import DENSE, key_tile, value_tile
 
 
@@ -43,10 +43,18 @@ def attend_quantized(
     if not alive:
         return
 
-    rows = queries_of(
-        q, context_lengths, seq, start, span, within, group, dim, q_token, q_head, q_dim, SHARE, TOKENS, ROWS, DIM
-    )  # fmt: skip
-    queries, head, positions, line, used, first, last = rows
+    context = tl.load(context_lengths + seq)
+    row = tl.arange(0, ROWS)
+    token = within + row // SHARE
+    head = group * SHARE + row % SHARE
+    used = (row < TOKENS * SHARE) & (token < span)
+    positions = context - span + token
+    first = context - span + within
+    last = tl.minimum(first + TOKENS, context) - 1
+    line = (start + token).to(tl.int64)
+    column = tl.arange(0, DIM)
+    q_at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
+    queries = tl.load(q + q_at, mask=used[:, None] & (column < dim)[None, :], other=0.0)
 
     # Tiles in the order of the walk: `front` residual ones, `quantized` ones from `begin` on, and residual ones last.
     settled = quantized_until(positions + 1, LAG, RUN)

@@ -88,8 +88,8 @@ BUGS = (
     PlantedBug(
         "kernels: attention in MLIR forgets to rescale its total when a higher score comes",
         "compiled_kernels/paged_attention/mlir_softmax.py",
-        "totals[total_place] * factor",
-        "totals[total_place] * totals[total_place]",
+        "memory[total_place] * factor",
+        "memory[total_place] * memory[total_place]",
     ),
     PlantedBug(
         "kernels: the Triton norm divides by its padded width",
