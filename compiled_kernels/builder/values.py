@@ -31,9 +31,7 @@ class _OfThread(threading.local):
     """Hold what a thread knows: the block of the function under construction with its constants, and types' names."""
 
     function: tuple[Any, dict[Any, Value]]
-
-    def __init__(self) -> None:
-        self.names: dict[Any, str] = {}
+    names: dict[Any, str]
 
 
 _of_thread = _OfThread()
@@ -261,8 +259,9 @@ def constant(value: Number | Sequence[Number], element: str, lanes: int = 0) -> 
 
 
 def constants_at(block: Any) -> None:
-    """Make constants at the begin of this block, which is a function's, from now on."""
-    _of_thread.function = block, {}
+    """Make constants at the begin of this block, which is a function's, from now on. Names of types are of its context
+    too, which they would keep alive."""
+    _of_thread.function, _of_thread.names = (block, {}), {}
 
 
 def _constant(value: Number | Sequence[Number], element: str, lanes: int) -> Value:

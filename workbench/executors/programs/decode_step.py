@@ -293,7 +293,8 @@ def _runs(linear: Linear | StackedLinear) -> list[tuple[Linear, Tensor | None]]:
 
 def _stored(linear: Linear, bias: bool | None = None, is_part: bool = False) -> WeightLayout:
     if not linear.format.is_dense and not in_panels(linear.weight):
-        raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {linear.panels_refusal}")
+        reason = linear.panels_refusal or "it is not laid out in panels"
+        raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {reason}")
     weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None if bias is None else bias)
     if is_part and not in_panels(linear.weight):
         raise BackendError("backend mlir: decodes with parts of a matrix in several formats only from panels")
