@@ -8,8 +8,7 @@ from compiled_kernels.expert_linear import expert_linear
 from compiled_kernels.gated import gated_clamped, gated_gelu, gated_silu
 from compiled_kernels.kv_write import kv_write
 from compiled_kernels.level import limit_libraries
-from compiled_kernels.linear import linear, linear_grouped, linear_int8, linear_quantized
-from compiled_kernels.linear_w8a8 import linear_w8a8
+from compiled_kernels.linear import linear, linear_quantized
 from compiled_kernels.paged_attention import paged_attention
 from compiled_kernels.quantized_attention import quantized_attention
 from compiled_kernels.rms_norm import add_rms_norm, rms_norm
@@ -27,10 +26,7 @@ __all__ = [
     "kv_write",
     "backend_problems",
     "linear",
-    "linear_grouped",
-    "linear_int8",
     "linear_quantized",
-    "linear_w8a8",
     "log_softmax",
     "paged_attention",
     "quantized_attention",

@@ -35,16 +35,15 @@ class Gap:
 
 
 BF16_DOTS = "Triton's interpreter multiplies bfloat16 as if its bits were integers: operands are float32 there"
+INT8_ACTIVATIONS = "not written; INT8 activations run on eager, inductor and mlir"
 DOTS = "compiled_kernels/triton_code/dots.py"
 
 GAPS: tuple[Gap, ...] = (
-    Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
+    Gap("linear_quantized", Backend.TRITON, "*INT8 activations*", INT8_ACTIVATIONS),
     Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("quantized_attention", Backend.MLIR, "* dense [bf]*", "old tokens are read as codes, never decoded"),
     Gap("log_softmax", Backend.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
-    Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
-    Gap("linear_grouped", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("linear_quantized", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("expert_linear", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("paged_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
@@ -73,10 +72,7 @@ LOWERED = "compiled for each number of rows, with leave to regroup sums and to j
 SPLIT = "walks over the context are split by how many programs there are"
 
 BATCH_VARIANT: tuple[BatchVariance, ...] = (
-    *(
-        BatchVariance(name, Backend.EAGER, BY_ROWS)
-        for name in ("linear", "linear_int8", "linear_grouped", "linear_quantized", "expert_linear")
-    ),
+    *(BatchVariance(name, Backend.EAGER, BY_ROWS) for name in ("linear", "linear_quantized", "expert_linear")),
     *(
         BatchVariance(name, Backend.EAGER, "torch cuts sums over the context by the shape of the whole span")
         for name in ("paged_attention", "quantized_attention")
@@ -84,9 +80,8 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
     BatchVariance("rms_norm", Backend.EAGER, "torch cuts sums by the shape of the whole batch"),
     *(
         BatchVariance(name, Backend.INDUCTOR, f"one row is a multiply-reduce; of more rows {BY_ROWS}")
-        for name in ("linear", "linear_int8", "linear_grouped", "expert_linear")
+        for name in ("linear", "linear_quantized", "expert_linear")
     ),
-    BatchVariance("linear_quantized", Backend.INDUCTOR, BY_ROWS),
     *(
         BatchVariance(
             name, Backend.INDUCTOR, "decodes and longer spans are different code, each with its own order of sums"
@@ -95,7 +90,7 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
     ),
     BatchVariance("rms_norm", Backend.INDUCTOR, LOWERED),
     BatchVariance("linear", Backend.TRITON, VENDOR),
-    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_grouped", "linear_quantized")),
+    BatchVariance("linear_quantized", Backend.TRITON, ONE_ROW),
     *(BatchVariance(name, Backend.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
     *(
         BatchVariance(name, Backend.MLIR, "decodes and longer spans are different code, split by rows and threads")

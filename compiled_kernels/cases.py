@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from compiled_kernels.backends import Backend, BackendError
 
 PACKAGES = (
-    "rms_norm", "rotary", "gated", "linear", "linear_w8a8", "expert_linear", "kv_write", "paged_attention",
+    "rms_norm", "rotary", "gated", "linear", "expert_linear", "kv_write", "paged_attention",
     "quantized_attention", "top_logprobs",
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ from compiled_kernels.compiled_calls import compile_calls, compile_context
 from compiled_kernels.rounds import rotations
 
 # Weights and caches: read once a step.
-COLD_OPERATORS = ("linear", "linear_int8", "linear_grouped", "paged_attention", "quantized_attention")
+COLD_OPERATORS = ("linear", "linear_quantized", "paged_attention", "quantized_attention")
 COLD_WORKING_SET_BYTES = 2**28  # bytes in copies that no cache of one processor keeps
 MAX_COPIES = 8192  # inputs so small that they needed more are in the cache in any model
 CALLS_PER_GRAPH = 4  # in one graph

@@ -61,14 +61,14 @@ def time_in_rounds(
     clock: Callable[[], float] | None = None,
     hopeless: float = math.inf,
 ) -> RoundTimes:
-    """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before,
-    untimed.
+    """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before.
 
     Args:
         steps: functions to time, by backend.
         budget_seconds: time limit per backend.
         clock: returns seconds.
-        hopeless: a step that takes so many times as long as the quickest when it first runs does not run again.
+        hopeless: the last of `steps` does not run again if it takes so many times as long as each other when it first
+            runs.
     """
     clock = clock or time.perf_counter
 
@@ -78,10 +78,10 @@ def time_in_rounds(
         return clock() - start
 
     first = {backend: timed(backend) for backend in steps}
-    quickest = min(first, key=lambda backend: first[backend])
-    if all(seconds > hopeless * first[quickest] for backend, seconds in first.items() if backend is not quickest):
-        again = (timed(quickest) for _ in range(MIN_AGREEING_ROUNDS))
-        return RoundTimes({**first, quickest: min(again)}, 1, False)
+    *others, last = steps
+    if others and first[last] > hopeless * max(first[backend] for backend in others):
+        again = {backend: min(timed(backend) for _ in range(MIN_AGREEING_ROUNDS)) for backend in others}
+        return RoundTimes({**first, **again}, 1, False)
     samples: dict[Backend, list[float]] = {backend: [] for backend in steps}
     began, rounds = clock(), 0
     for order in itertools.islice(rotations(steps), MAX_ROUNDS):

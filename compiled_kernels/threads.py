@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_starting = Lock()
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -18,11 +20,24 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
     Torch's own threads wait for one another after each operation: of many small ones on a busy machine they take a
     hundred times as long.
     """
-    count, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
-    if count == 1:  # as in a thread of another such call
+    items, threads = list(items), torch.get_num_threads()
+    if threads == 1 or not items:
         return [work(item) for item in items]
-    try:
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-            return list(threads.map(torch.inference_mode(inference)(work), items))
-    finally:
-        torch.set_num_threads(count)  # of threads that come after
+    count = min(threads, len(items))
+    inference, gradients, started = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), Barrier(count + 1)
+
+    def start() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # torch reads its setting once in each thread: here
+        started.wait()
+
+    def run(item: Item) -> Result:
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            return work(item)
+
+    with ThreadPoolExecutor(count, initializer=start) as pool:
+        with _starting:  # a thread that first uses torch now would have one thread for good
+            found = pool.map(run, items)
+            started.wait()
+            torch.set_num_threads(threads)
+        return list(found)

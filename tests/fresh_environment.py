@@ -14,6 +14,8 @@ suite's own environment must stand before.
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
 import os
 import re
@@ -23,13 +25,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.thorough import some
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND_SECONDS = 900  # far more than any takes: two threads that wait for each other on a busy machine take long
+COMMAND_SECONDS = 1800  # far more than any takes: two threads that wait for each other on a busy machine take long
+AT_ONCE = 2  # commands, as most of each is one thread's work
+PROJECT = "workbench init project && cd project && workbench run first.yaml && pytest && workbench runs"
 # Beginnings of documented commands that are not run here, and why: as a rule they take minutes and have tests.
 LEFT_OUT = {
     "workbench bench": "minutes of measuring",
@@ -90,11 +95,6 @@ def steps(page: str) -> Iterator[Step]:
                 yield Step(command, tuple(files.items()))
 
 
-def documented() -> list[Step]:
-    """Every command of README and of docs/, page by page."""
-    return [step for page in documented_pages() for step in steps(page.read_text())]
-
-
 def documented_pages() -> list[Path]:
     """README and the pages of docs/ written by hand, but scale.md: tests/docs/test_pages.py runs its commands."""
     pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in ("reference", "project")]
@@ -143,6 +143,27 @@ class Environment:
         noise = [line for line in lines if re.search(r"Warning|WARNING|Failed to load", line)]
         return f"noise on stderr: {noise[0]}" if noise else None
 
+    def copy(self, name: str) -> Environment:
+        """Return the same environment with a copy of the folder to work in, beside it."""
+        copied = copy.copy(self)
+        copied.work = self.work.with_name(name)
+        shutil.copytree(self.work, copied.work, ignore=shutil.ignore_patterns("cache", "inductor"))
+        return copied
+
+    def faults_of(self, *todo: Step) -> list[str]:
+        """Run these commands in order; return what failed, and print how long each took."""
+        faults = []
+        for step in todo:
+            for name, text in step.files:
+                (self.work / name).write_text(text)
+            began = time.monotonic()
+            fault = self.run(put_in_place(step.command, self.work / "runs"))
+            print(f"{'failed' if fault else 'ok':6} {time.monotonic() - began:6.1f} s  {step.command}", flush=True)
+            if fault:
+                print(f"       {fault}", flush=True)
+                faults.append(f"{step.command}: {fault}")
+        return faults
+
     def install(self, *what: str) -> None:
         line = [self.python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         subprocess.run([*line, "--constraint", ROOT / "constraints.txt", *what], check=True)
@@ -174,48 +195,41 @@ def make_unknown_family(folder: Path) -> None:
 
 
 def check_commands(environment: Environment) -> list[str]:
-    """Run the documented commands in order; return what failed."""
-    work, faults = environment.work, []
+    """Run the documented commands, `AT_ONCE` pages at once, each page's in order; return what failed."""
+    work = environment.work
     (work / "questions.jsonl").write_text(
         '{"custom_id": "1", "method": "POST", "url": "/v1/completions", '
         '"body": {"model": "demo", "prompt": "def f(n):", "max_tokens": 8}}\n'
     )
     make_unknown_family(work / "MY_FOLDER")
-    todo = [Step("workbench doctor")]
-    todo += [step for step in documented() if left_out(step.command) is None]
-    todo.sort(key=lambda step: step.command != "workbench run experiments/first_light.yaml")  # others name its run
-    for step in dict.fromkeys(todo):
-        for name, text in step.files:
-            (work / name).write_text(text)
-        command = put_in_place(step.command, work / "runs")
-        faults += faults_of(command, lambda command=command: environment.run(command))
-    project = "workbench init project && cd project && workbench run first.yaml && pytest && workbench runs"
-    for command in (project, "workbench --version"):
-        faults += faults_of(command, lambda command=command: environment.run(command))
-    for command in ("import workbench.testing", "import compiled_kernels, experiments"):
-        check = f"{command}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"
-        faults += faults_of(command, lambda check=check: environment.run(f'python -c "{check}"'))
+    first = Step("workbench run experiments/first_light.yaml")  # others name its run
+    faults = environment.faults_of(first)
+    rest = "workbench doctor", "workbench --version", PROJECT, *(
+        f'python -c "{imports}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"'
+        for imports in ("import workbench.testing", "import compiled_kernels, experiments")
+    )  # fmt: skip
+    lists = [[Step(command) for command in rest]]
+    for page in documented_pages():
+        found = dict.fromkeys(steps(page.read_text()))
+        lists += [[step for step in found if step != first and left_out(step.command) is None]]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        lists = sorted(filter(None, lists), key=len, reverse=True)
+        pages = [environment.copy(f"page{number}") for number, _ in enumerate(lists)]
+        faults += itertools.chain(*pool.map(lambda page, todo: page.faults_of(*todo), pages, lists))
     return faults
 
 
 def check_notebooks(environment: Environment) -> list[str]:
     """Run some of the notebooks that the wheel brings from the first cell to the last; return what failed."""
     course = environment.work / "course"
-    faults = faults_of("workbench init --course", lambda: environment.run(f"workbench init {course} --course"))
-    for path in some([course / "notebook.ipynb", *sorted((course / "notebooks").glob("*.py"))], 5):
-        code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
-        line = f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
-        faults += faults_of(path.name, lambda line=line: environment.run(line, 2 * COMMAND_SECONDS))
-    return faults
-
-
-def faults_of(name: str, run) -> list[str]:
-    began = time.monotonic()
-    fault = run()
-    print(f"{'failed' if fault else 'ok':6} {time.monotonic() - began:6.1f} s  {name}", flush=True)
-    if fault:
-        print(f"       {fault}", flush=True)
-    return [f"{name}: {fault}"] if fault else []
+    faults = environment.faults_of(Step(f"workbench init {course} --course"))
+    code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
+    lines = [
+        f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
+        for path in some([course / "notebook.ipynb", *sorted((course / "notebooks").glob("*.py"))], 4)
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return faults + list(itertools.chain(*pool.map(lambda line: environment.faults_of(Step(line)), lines)))
 
 
 def main() -> int:

@@ -164,14 +164,15 @@ def test_ahead_names_what_is_portable() -> None:
 
 
 @needs_mlir
-def test_show_the_decode_step() -> None:
-    asked = "kernels show decode_step --backend mlir --model shape:tiny --rows 2"
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_show_the_decode_step(weights: str) -> None:
+    asked = f"kernels show decode_step --backend mlir --model shape:tiny --weights {weights} --rows 2"
     found = answer(asked)
     assert [each["stage"] for each in found["stages"]][:2] == ["vector", "llvm"]
     assert found["artifact"] in cli(asked).text
     ran = cli(f"{asked} --stage llvm")
     assert "llvm.func @decode_step" in ran.out and f"artifact {found['artifact']}" in ran.err
-    runner = workbench.load("shape:tiny", backend="mlir", max_num_seqs=2)
+    runner = workbench.load("shape:tiny", weights=weights, backend="mlir", max_num_seqs=2)
     requests = [Request(f"{i}", (1, 2, 3), SamplingParameters(max_tokens=3, ignore_eos=True)) for i in range(2)]
     assert {e.reason for e in runner.stream(requests) if isinstance(e, Finished)} == {"length"}
     assert runner.core.executor.artifacts["decode 2"] == found["artifact"], "what is shown is what runs"

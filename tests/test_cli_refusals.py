@@ -77,6 +77,7 @@ REFUSALS = [
     ("kernels show rms_norm --rows 2", "--rows: of no effect here: only decode_step has such"),
     ("kernels show decode_step --backend inductor", "one function only on backend mlir"),
     ("kernels show decode_step --backend mlri", "did you mean 'mlir'?"),
+    ("kernels show decode_step --weights int3", "did you mean 'int8'?"),
     ("kernels show decode_step --rows 0", "--rows 0: must be at least 1"),
     ("kernels lsit", "No such command 'lsit'"),
     ("bench --depth -1", "--depth -1: must be at least 0"),

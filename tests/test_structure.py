@@ -33,7 +33,7 @@ NAMED = r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?:: .*)? = |self\.(\w+)(?:: .
 CALLED = (
     r"_?of_\w+|_\w+_|handle_\w+|redirect_request|writelines|is_node_supported|_template_name_default|test_it_\w+|borrowed_by|logit_lens|"
     r"is_prime|factorial|greatest_common_divisor|break_even_tokens_per_s|claim_errors|get_or_compute|num_on|pages_lent|"
-    r"linear_w8a8_reference|markup_errors|output_input_cost_ratio|parse_calls|poisson_hit_rate"
+    r"int8_reference|markup_errors|output_input_cost_ratio|parse_calls|poisson_hit_rate"
 )
 ALLOWED = ("`submodules`", "`draft`")  # a parameter of another library's; sampling, which is being rebuilt
 

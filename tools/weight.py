@@ -38,8 +38,8 @@ class Weight(NamedTuple):
 # No bound rises except where an issue says so: write that beside it.
 BOUNDS: dict[str, Weight] = {
     "benchmarks": Weight(19_200),  # 19,000 before issue 34: the log-probabilities of llama.cpp
-    # Issue 37 asks for 140,000. 4,200 came with INT8 activations of every format, float16 and emulated levels.
-    "compiled_kernels": Weight(161_900),
+    # Issue 37 asks for 140,000, of which one product reached this; attention is walked in four ways (issue 38).
+    "compiled_kernels": Weight(157_050),
     "docs": Weight(500, 100),
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),

@@ -108,7 +108,7 @@ def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
     memory, and its sums."""
     weights = [given[each.name] for each in weight_names(product)]
     x = given["x"]
-    sums = _x_sums(product, x, rows) if product.has_minima and not product.w8a8 else None
+    sums = x_sums(product, x, rows, 0, rows) if product.has_minima and not product.w8a8 else None
     narrow = product.w8a8 or product.uses_bf16_pairs or product.x_dtype == "f32"
     if not narrow and rows * product.in_features * 4 <= MAX_WIDENED_BYTES:
         wide = alloca(rows_type(product.in_features, "f32", rows))
@@ -119,12 +119,16 @@ def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
     return Operands(x, weights, given["out"], sums)
 
 
-def _x_sums(product: Panels, x: Value, rows: int) -> Value:
-    """Return the sum of x of each group of each row."""
+def x_sums(
+    product: Panels, x: Value, kept: int, begin: Value | int, end: Value | int,
+    row_at: Callable[[Value], Value] = lambda place: place,
+) -> Value:  # fmt: skip
+    """Return the sum of x of each group of the rows at places from `begin` to `end`, which are `kept` at most."""
     groups = product.in_features // product.group
-    found = alloca(memref((rows, groups), "f32"))
-    with loop(0, rows) as row, loop(0, groups) as group:
-        found[row.index, group.index] = group_sum(product, x, row.index, group.index * product.group)
+    found = alloca(memref((kept, groups), "f32"))
+    with loop(begin, end) as place, loop(0, groups) as group:
+        sums = group_sum(product, x, row_at(place.index), group.index * product.group)
+        found[place.index - begin, group.index] = sums
     return found
 
 

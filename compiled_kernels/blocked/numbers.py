@@ -4,7 +4,7 @@
 |---|---|---|
 | pairs of bfloat16 | a vector of pairs, of two columns of the width | bfloat16, and codes, all of which are exact |
 | float32 | a vector of numbers, of one column | all |
-| integers | a vector of words: four bytes, or two int16 (see linear_w8a8/mlir_rows.py) | codes, beside x in INT8 |
+| integers | a vector of words: four bytes, or two int16 (see blocked/int8_rows.py) | codes, beside x in INT8 |
 
 Codes in planes (see linear/planes.py) are looked up in a table in a register, where the level has such a table.
 """

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compiled_kernels.blocked.int8_rows import integer_sums
+from compiled_kernels.blocked.int8_rows import Int8Rows, integer_sums
 from compiled_kernels.blocked.numbers import half_floats
 from compiled_kernels.builder.values import Value, fma
 from compiled_kernels.builder.vectors import broadcast_pair, dot_pairs
-from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 
 
 class InputRows(NamedTuple):

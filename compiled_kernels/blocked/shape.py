@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from compiled_kernels.blocked.int8_rows import Int8Rows
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.builder.target import SIZE_BOUND, Target, memref
+from compiled_kernels.linear.int8_activations import BLOCK
 from compiled_kernels.linear.matrix_format import WORDS, WordLayout
-from compiled_kernels.linear_w8a8.api import BLOCK
-from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 
 VALUES_PER_WORD = {"f32": 1, "f16": 1, "bf16": 2}  # of dense numbers
 BYTES = WordLayout((8,), block=4, offset=128, sign_bit=128)
@@ -77,7 +77,8 @@ class Panels:
         assert self.words is not None
         block, group = (BLOCK, self.sum_group) if self.group else (self.in_features, self.in_features)
         bits = 8 if self.words.values else self.words.bits
-        return Int8Rows(self.in_features, self.x_dtype, self.target, block, group, bits)
+        values = 4 if self.target.has_int8_dot or bits < 8 else 2
+        return Int8Rows(self.in_features, self.x_dtype, self.target, block, group, values, bits)
 
     @property
     def added_to_codes(self) -> int:

@@ -7,14 +7,15 @@ At a bar all threads wait for one another; where rows are of one sequence, after
 
 from __future__ import annotations
 
-from compiled_kernels.builder.functions import Given, alloca, call, function, loop, when
+from compiled_kernels.builder.functions import Given, alloca, call, call_with, function, loop, when
 from compiled_kernels.builder.target import Named, indices, largest_divisor, memref
 from compiled_kernels.builder.threads import share, wait
-from compiled_kernels.builder.values import Value
+from compiled_kernels.builder.values import Value, index
 from compiled_kernels.decode_step.elementwise import add_normed, gate
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
+    enter,
     int8_buffers,
     make_products,
     multiply,
@@ -22,9 +23,7 @@ from compiled_kernels.decode_step.layer_kernel import (
 from compiled_kernels.decode_step.mixture import mixture, mixture_buffers, mixture_functions
 from compiled_kernels.decode_step.rotary import keep, rotate_queries
 from compiled_kernels.page_selection.mlir import select, summarize
-from compiled_kernels.paged_attention.mlir_decode import attention
-from compiled_kernels.quantized_attention.mlir_decode import quantized_attention
-from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.paged_attention.mlir_decode import attention, item_arguments
 
 
 def make_layer(layer: LayerKernel) -> None:
@@ -55,10 +54,7 @@ def make_layer(layer: LayerKernel) -> None:
 
 def _attention(layer: LayerKernel) -> None:
     shape, selection = layer.attention, layer.shape.selection
-    if isinstance(shape, QuantizedAttention):
-        quantized_attention(shape, layer.name)
-    else:
-        attention(shape, layer.name)
+    attention(layer.context, layer.name)
     if selection is not None:
         select(shape, selection, layer.name)
         summarize(shape, selection, layer.name)
@@ -73,10 +69,9 @@ def layer_arguments(layer: LayerKernel) -> list[Named]:
 
 def _own_buffers(layer: LayerKernel) -> list[Named]:
     """Return the buffers that each thread has for itself."""
-    attention, types = layer.attention, layer.attention.types
+    types = layer.attention.types
     own = [Named("mixed", types["mixed"]), Named("queries", types["queries"])]
     own += [Named("read_pages", types["chosen"])] if layer.summaries else []
-    own += [Named("floats", attention.float_queries_type)] if isinstance(attention, QuantizedAttention) else []
     experts = mixture_buffers(layer) if layer.shape.experts and layer.step.has("feedforward") else []
     normed = Named("normed", memref((layer.step.rows, layer.step.hidden_size), layer.step.dtype))
     return [normed, *own * layer.step.has("attention"), *int8_buffers(layer.products, layer.step.rows), *experts]
@@ -89,9 +84,10 @@ def _norm(layer: LayerKernel, given: Given, name: str) -> None:
 
 def _multiply(layer: LayerKernel, given: Given, x: str, out: Named, *products: AnyProduct) -> None:
     """Multiply this thread's columns of each product, and wait for the others'."""
+    enter(products, given, x, layer.name, (0, layer.step.rows))
     for product in products:
-        columns, rows = share(given, product.out_features, product.block), (0, layer.step.rows)
-        multiply(product, given, x, out.name, columns, prefix=layer.name, rows=rows)
+        columns = share(given, product.out_features, product.block)
+        multiply(product, layer.name_of(product), given, x, out.name, columns)
     wait()
 
 
@@ -110,9 +106,8 @@ def _attend(layer: LayerKernel, given: Given) -> None:
     their page where that is whole and pages are chosen; where rows may be of one sequence, all are written before any
     item."""
     groups, chunks, pairs = layer.shape.num_kv_heads, layer.step.chunks, layer.step.rows * layer.shape.num_kv_heads
-    quantized = isinstance(layer.attention, QuantizedAttention)
     summaries = [name for name, _ in layer.summaries]
-    pages, places = ["read_pages"] * bool(summaries), ["table", "lengths", "row", "group"]
+    places, context = ["table", "lengths", "row", "group"], layer.context
 
     def attend(what: str, here: Given, *names: str) -> None:
         call(f"{layer.name}_{what}", [here[name] for name in names])
@@ -128,8 +123,9 @@ def _attend(layer: LayerKernel, given: Given) -> None:
         with loop(given["thread"], pairs, given["threads"]) as turn:
             each(at(turn.index))
         wait()
-    if quantized:
-        given |= {f"flat_{name}": given[name].flat() for name in ("table", "quantized_table")}
+    tables = dict(zip((each.kind for each in context.kinds), layer.page_tables, strict=True))
+    given |= {f"{kind}_table": given[table.name].flat() for kind, table in tables.items()}
+    given |= {"q": given["queries"], "k": given["keys"], "v": given["values"], "partial": given[layer.partial.name]}
     with loop(given["thread"], pairs * chunks, given["threads"]) as turn:
         here = at(turn.index // chunks) | {"chunk": turn.index % chunks}
         rotate_queries(layer, here)
@@ -138,26 +134,23 @@ def _attend(layer: LayerKernel, given: Given) -> None:
                 for each in writes:
                     each(here)
         if summaries:
-            attend("select", here, "queries", *summaries, *places, *pages)
-        read = ["keys", "values", "table", "lengths"]
-        if quantized:
-            here |= {"length": here["lengths"][here["row"]].to("index"), "line": here["row"] * layer.step.max_pages}
-            attend("widen", here, "queries", "floats")
-            packed = [name for name, _ in layer.quantized_pages]
-            tables = ["flat_quantized_table", "flat_table", "line", "line", "length"]
-            read = ["floats", *packed, "keys", "values", *tables]
-        attend("item", here, "queries", *read, layer.partial.name, "row", "group", "chunk", *pages)
+            attend("select", here, "queries", *summaries, *places, "read_pages")
+            here |= {"chosen": here["read_pages"], "chosen_line": index(0)}
+        here |= {f"{kind}_line": here["row"] * layer.step.max_pages for kind in tables}
+        here |= {"length": here["lengths"][here["row"]].to("index")}
+        call_with(f"{layer.name}_item", item_arguments(context), here)
     wait()
 
 
 def _feedforward(layer: LayerKernel, given: Given) -> None:
     """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
     that it can gate them without waiting; where a panel holds columns of both, all wait in between."""
-    hidden, rows = layer.shape.intermediate_size, (0, layer.step.rows)
-    own = share(given, hidden, max(layer.gate_up.block, layer.attention.lanes))
-    apart = hidden % layer.gate_up.block == 0
-    columns = (own, [each + hidden for each in own]) if apart else (share(given, 2 * hidden, layer.gate_up.block),)
-    multiply(layer.gate_up, given, "normed", layer.gate_up_out.name, *columns, prefix=layer.name, rows=rows)
+    hidden, gate_up = layer.shape.intermediate_size, layer.gate_up
+    own = share(given, hidden, max(gate_up.block, layer.attention.lanes))
+    apart = hidden % gate_up.block == 0
+    columns = (own, [each + hidden for each in own]) if apart else (share(given, 2 * hidden, gate_up.block),)
+    enter([gate_up], given, "normed", layer.name, (0, layer.step.rows))
+    multiply(gate_up, "gate_up", given, "normed", layer.gate_up_out.name, *columns)
     if not apart:
         wait()
     gate(layer, given, *own)

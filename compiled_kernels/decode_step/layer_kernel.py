@@ -8,18 +8,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from compiled_kernels.blocked.few import FewRows, few
+from compiled_kernels.blocked.int8_rows import quantize
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.functions import Given, call
 from compiled_kernels.builder.target import Named, memref
 from compiled_kernels.builder.values import Value
 from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
-from compiled_kernels.expert_linear.mlir_text import ListedRows
+from compiled_kernels.expert_linear.listed_rows import ListedRows
 from compiled_kernels.linear.rows import RowByRow, by_row
-from compiled_kernels.linear_w8a8.mlir_rows import quantize
 from compiled_kernels.page_selection.mlir import summary_arguments
+from compiled_kernels.paged_attention.mlir_decode import Context
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
+from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 AnyProduct = RowByRow | FewRows
 """A product of a step: with a weight row by row, or in panels."""
@@ -121,6 +122,10 @@ class LayerKernel:
     def feedforward_rows(self) -> int:
         return self.step.rows * self.rows_per_token
 
+    def name_of(self, product: Sized) -> str:
+        """Return what a product's weights are called."""
+        return product.name.removeprefix(f"{self.name}_")
+
     @property
     def products(self) -> tuple[AnyProduct, ...]:
         """Return the products that all rows go through."""
@@ -142,12 +147,15 @@ class LayerKernel:
         return QuantizedAttention(**heads, **sizes, dtype=step.dtype, target=step.target, layout=shape.quantized)
 
     @property
+    def context(self) -> Context:
+        """Return what a row's attention reads."""
+        shape = self.attention
+        return QuantizedContext(shape) if isinstance(shape, QuantizedAttention) else Context(shape)
+
+    @property
     def quantized_pages(self) -> list[Named]:
         """Return quantized keys and values, if there are such: codes, scales and minima."""
-        attention = self.attention
-        if not isinstance(attention, QuantizedAttention):
-            return []
-        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, attention.quantized_types, strict=True)]
+        return [each for kind in self.context.kinds[1:] for each in kind.memories]
 
     @property
     def summaries(self) -> list[Named]:
@@ -165,8 +173,7 @@ class LayerKernel:
     def weights(self) -> list[Named]:
         """Return the weights in the order in which they are passed."""
         attention, feedforward = self.step.has("attention"), self.step.has("feedforward")
-        named = [(product.name.removeprefix(f"{self.name}_"), product) for product in (*self.qkv, self.output)]
-        products = [each for name, product in named for each in weight_arguments_of(name, product)]
+        products = [each for product in (*self.qkv, self.output) for each in self.stored(product)]
         return [
             *[Named("attention_norm", self.step.norm_type), *products, *self.post_norm("attention")] * attention,
             *[
@@ -181,9 +188,14 @@ class LayerKernel:
     @property
     def _feedforward_weights(self) -> list[Named]:
         if self.shape.experts is None:
-            return [*weight_arguments_of("gate_up", self.gate_up), *weight_arguments_of("down", self.down)]
-        experts = weight_arguments_of("gate_up", self.expert_gate_up), weight_arguments_of("down", self.expert_down)
-        return [*weight_arguments_of("router", self.router), *experts[0], *experts[1]]
+            products = self.gate_up, self.down
+        else:
+            products = self.router, self.expert_gate_up, self.expert_down
+        return [each for product in products for each in self.stored(product)]
+
+    def stored(self, product: Sized) -> list[Named]:
+        """Return a product's weight as arguments."""
+        return weight_arguments_of(self.name_of(product), product)
 
     def post_norm(self, part: str) -> list[Named]:
         """Return the weight of the norm of what a part gives, where there is one."""
@@ -332,24 +344,22 @@ def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
     )
 
 
-def multiply(
-    product: Sized, given: Given, x: str, out: str, *bounds: Iterable[Value | int], prefix: str,
-    rows: tuple[Value | int, Value | int], weights: str = "",
+def enter(
+    products: Iterable[Sized], given: Given, x: str, prefix: str, rows: tuple[Value | int, Value | int]
 ) -> None:  # fmt: skip
-    """Make out = (or, of products that add, +=) x times the product's weight, for each of these `bounds`.
+    """Make what these products take in place of x, of the rows from one to the other, by functions that begin with
+    `prefix`: each thread makes all of it for itself rather than wait for the others."""
+    for made, _ in int8_buffers(products, 1):
+        call(f"{prefix}_{made}", [given[x], given[made], *rows])
 
-    What the product takes in place of x is made first, of the rows from one to the other, by the function that begins
-    with `prefix`: each thread makes all of it for itself rather than wait for the others. The weight's arguments begin
-    with `weights`, or the product's name.
-    """
-    entering = given[x]
-    if isinstance(product, Panels) and product.w8a8:
-        made = product.int8_rows.named(1).name
-        call(f"{prefix}_{made}", [entering, given[made], *rows])
-        entering = given[made]
-    stored = weight_arguments_of(weights or product.name.removeprefix(f"{prefix}_"), product)
+
+def multiply(product: Sized, weights: str, given: Given, x: str, out: str, *bounds: Iterable[Value | int]) -> None:
+    """Make out = (or, of products that add, +=) x times the weight, whose arguments begin with `weights`, for each of
+    these `bounds`."""
+    entering = product.int8_rows.named(1).name if isinstance(product, Panels) and product.w8a8 else x
+    stored = [given[name] for name, _ in weight_arguments_of(weights, product)]
     for each in bounds:
-        call(product.name, [entering, *(given[name] for name, _ in stored), given[out], *each])
+        call(product.name, [given[entering], *stored, given[out], *each])
 
 
 def weight_arguments_of(name: str, of: Sized) -> list[Named]:

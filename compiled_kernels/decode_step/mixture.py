@@ -19,8 +19,8 @@ from compiled_kernels.builder.threads import share, wait
 from compiled_kernels.builder.values import Value, constant, exp, fma, index, negative
 from compiled_kernels.builder.vectors import copy
 from compiled_kernels.decode_step.elementwise import gate
-from compiled_kernels.decode_step.layer_kernel import LayerKernel, multiply, weight_arguments_of
-from compiled_kernels.expert_linear.mlir_text import ListedRows, each_named_expert, few, sort_rows
+from compiled_kernels.decode_step.layer_kernel import LayerKernel, multiply
+from compiled_kernels.expert_linear.listed_rows import ListedRows, each_named_expert, few, sort_rows
 
 
 def mixture_buffers(layer: LayerKernel) -> list[Named]:
@@ -51,7 +51,7 @@ def mixture(layer: LayerKernel, given: Given) -> None:
         with loop(0, step.rows) as row:
             copy(given["normed"], (row.index, 0), given[x], (row.index, 0), step.hidden_size, lanes)
     columns = share(given, experts, layer.router.block)
-    multiply(layer.router, given, x, layer.router_logits.name, columns, prefix=layer.name, rows=(0, step.rows))
+    multiply(layer.router, "router", given, x, layer.router_logits.name, columns)
     wait()
     _choose(layer, given)
     with when(given["thread"].equals(0)), loop(0, layer.feedforward_rows) as turn:
@@ -72,7 +72,7 @@ def _multiply(
     layer: LayerKernel, product: ListedRows, given: Given, x: str, out: Named, *bounds: Sequence[Value]
 ) -> None:
     """Multiply, of every expert that a row chose, columns from one to the other, for each of these `bounds`."""
-    weights = [given[name] for name, _ in weight_arguments_of(product.name.removeprefix(f"{layer.name}_"), product)]
+    weights = [given[name] for name, _ in layer.stored(product)]
     with each_named_expert(layer.experts.num_experts, given["ends"]) as (expert, begin, end):
         skipped = expert * product.columns
         for each in bounds:

@@ -18,8 +18,8 @@ class WeightLayout:
     """The stored layout of a product's matrix: `f32` or `bf16`, row by row or in `panels` (see blocked/layout.py); in
     panels a format of `WORDS`, or a kind of codes (see blocked/shape.py), whose scales are of `quant_group` columns (0:
     a row) and of type `scales`, with minima beside them where `minima` is a type. With `w8a8` codes are integers, and
-    what is multiplied with them is quantized too (see linear_w8a8). `rows`: how many rows of the matrix are stored so;
-    0 for all."""
+    what is multiplied with them is quantized too (see linear/int8_activations.py). `rows`: how many rows of the matrix
+    are stored so; 0 for all."""
 
     dtype: str
     quant_group: int = 0

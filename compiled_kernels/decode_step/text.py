@@ -16,6 +16,7 @@ from compiled_kernels.decode_step.layer import layer_arguments, make_layer
 from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
+    enter,
     head_product,
     int8_buffers,
     make_products,
@@ -24,7 +25,6 @@ from compiled_kernels.decode_step.layer_kernel import (
     weight_arguments_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.quantized_attention.mlir_decode import span_function
 
 
 def step_text(shape: StepShape) -> str:
@@ -40,7 +40,6 @@ def step_text(shape: StepShape) -> str:
 
 def step_functions(shape: StepShape) -> None:
     """Make all that a step calls."""
-    span_function()
     norm(shape, shape.dtype)
     make_products("head", [last] if (last := head_product(shape)) else [], shape.rows)
     for layer in _kinds(shape).values():
@@ -108,5 +107,6 @@ def _logits(shape: StepShape, head: AnyProduct, given: Given, unit: int) -> list
     given = given | {name: alloca(kind) for name, kind in (normed, *int8_buffers([head], shape.rows))}
     call("norm", [given["x"], given["norm"], given["normed"], *rows])
     columns = share(given, shape.vocab_size, unit)
-    multiply(head, given, "normed", "logits", columns, prefix="head", rows=rows, weights="head_")
+    enter([head], given, "normed", "head", rows)
+    multiply(head, "head_", given, "normed", "logits", columns)
     return columns

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, in_panels, shape_of
-from compiled_kernels.builder.target import MLIR_TYPES, Target
+from compiled_kernels.blocked.layout import as_words, in_panels, shape_of
+from compiled_kernels.blocked.many_rows import ManyRows
+from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Target
 from compiled_kernels.cases import Case
-from compiled_kernels.expert_linear.mlir_text import ExpertProduct, expert_text
+from compiled_kernels.expert_linear.listed_rows import ListedRows, multiply_by_experts
 from compiled_kernels.expert_linear.stacks import stack_format
 from compiled_kernels.linear import mlir as of_matrix
 from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
 from compiled_kernels.linear.mlir import Weight, weight_kind
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 
 NAME = "expert_linear"
 
@@ -36,10 +38,8 @@ def expert_linear(
         format = stack_format(codes, width, scales, minima)
     except ValueError as error:
         raise BackendError(f"{NAME}: {error}") from None
-    if format.words is None and format.group % 4:
-        raise BackendError(f"{NAME}: groups of {format.group} are no whole words")
     tensors = [each for each in (weight, scales, minima) if each is not None]
-    _check_stack(format, tensors, out, width)
+    of_matrix.check_stored(NAME, format, tensors, out, width)
     if bias is not None:
         check_argument(NAME, "bias", bias, (experts, out), (bias.dtype,), contiguous=False)
     if not rows:
@@ -53,17 +53,6 @@ def expert_linear(
     if bias is None:
         return _from_panels(x, expert, stack, out, x.dtype)
     return (_from_panels(x, expert, stack, out, torch.float32) + bias[expert]).to(x.dtype)
-
-
-def _check_stack(format: MatrixFormat, tensors: list[Tensor], out: int, width: int) -> None:
-    (weight, *_), panels = tensors, in_panels(tensors[0])
-    dense = {"weight": ((out, width), weight.dtype if weight.dtype in COMPUTE_DTYPES else torch.float32)}
-    storage = dense if format.is_dense else format.storage(out, width)
-    for tensor, (name, (shape, dtype)) in zip(tensors, storage.items(), strict=True):
-        if panels and len(shape) == 2:
-            values = VALUES_PER_WORD[dtype] if name == "weight" else 1
-            shape = (out // PANEL, shape[1] // values, PANEL, values)
-        check_argument(NAME, name, tensor, (len(weight), *shape), (dtype,))
 
 
 def _one_by_one(x: Tensor, expert: Tensor, stack: Weight, bias: Tensor | None, row_by_row: bool) -> Tensor:
@@ -99,10 +88,13 @@ def compiled(
     scales: str = "f16", minima: str = "",
 ) -> tuple[Kernel, torch.dtype]:  # fmt: skip
     """Compile the product; return it, and the type that x must have."""
-    sizes = NAME, experts, width, out, weight, x, target, result
-    product = ExpertProduct(*sizes, 0 if weight in WORDS else group, scales, "" if weight in WORDS else minima)
-    kernel = compile_text(expert_text(product), product.name, level=target.level, libraries=(libgomp_path(),))
-    return kernel, torch.bfloat16 if product.many.multiplied_dtype == "bf16" else torch.float32
+    stack, named = (width, experts * out, weight), weight in WORDS
+    more: dict[str, Any] = {"quant_group": 0 if named else group, "scales": scales, "minima": "" if named else minima}
+    more |= {"columns": out, "out_dtype": result}
+    many = ManyRows(f"{NAME}_many", *stack, x, target, listed=True, **more)
+    few = ListedRows(f"{NAME}_few", *stack, many.multiplied_dtype, target, rows=SIZE_BOUND, **more)
+    kernel = compile_entry(NAME, target.level, lambda: multiply_by_experts(NAME, few, many, experts))
+    return kernel, torch.bfloat16 if many.multiplied_dtype == "bf16" else torch.float32
 
 
 def stages(case: Case) -> Mapping[str, str]:

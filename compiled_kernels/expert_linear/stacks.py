@@ -15,7 +15,7 @@ from compiled_kernels.blocked.layout import (
     scales_to_panels,
     to_panels,
 )
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, WORDS, MatrixFormat
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
 
 Stack = tuple[Tensor, Tensor | None, Tensor | None]  # matrices, scales, minima
 
@@ -23,16 +23,14 @@ Stack = tuple[Tensor, Tensor | None, Tensor | None]  # matrices, scales, minima
 def stack_format(codes: str, width: int, scales: Tensor | None, minima: Tensor | None) -> MatrixFormat:
     """Return how matrices of so many columns are stored whose codes are `codes` (see `MatrixFormat`), with these scales
     and minima. Raises ValueError for a number of scales that makes no whole groups."""
-    if scales is None:
-        return DENSE_MATRIX
-    if codes in WORDS:
-        return MatrixFormat.named(codes)
-    groups = scales.shape[-3] if in_panels(scales) else scales.shape[-1] if scales.ndim > 2 else 0
+    groups = 0
+    if scales is not None and codes not in WORDS:
+        groups = scales.shape[-3] if in_panels(scales) else scales.shape[-1] if scales.ndim > 2 else 0
     if groups and width % groups:
         raise ValueError(
             f"{groups} scales a row make no whole groups of {width} columns; a divisor of {width} is wanted"
         )
-    return MatrixFormat(codes, groups and width // groups, scales.dtype, None if minima is None else minima.dtype)
+    return MatrixFormat.of(codes, groups and width // groups, scales, minima)
 
 
 def stack_problem(format: MatrixFormat, width: int) -> str | None:

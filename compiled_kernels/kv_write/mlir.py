@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import loop, text_of, when
+from compiled_kernels.builder.functions import loop, when
 from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named, Target, largest_divisor, memref
 from compiled_kernels.builder.threads import entry
 from compiled_kernels.builder.values import constant
 from compiled_kernels.builder.vectors import copy
 from compiled_kernels.cases import Case
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import FLOAT_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import FLOAT_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 
 SINGLE_THREAD_TOKENS = 64  # tokens that one thread writes before a second one would be awake
 
@@ -49,8 +49,7 @@ def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(target: Target, groups: int, dim: int, size: int, kind: str) -> Kernel:
-    text = text_of(lambda: _write(groups, dim, size, kind))
-    return compile_text(text, "kv_write", level=target.level, libraries=(libgomp_path(),))
+    return compile_entry("kv_write", target.level, lambda: _write(groups, dim, size, kind))
 
 
 def _write(groups: int, dim: int, size: int, kind: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float, Int8, Int32
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from compiled_kernels.backends import Backend
-from compiled_kernels.blocked.layout import from_panels, shape_of
+from compiled_kernels.backends import Backend, BackendError
+from compiled_kernels.blocked.layout import PANEL, from_panels, in_panels
 from compiled_kernels.linear import by_blocks
 from compiled_kernels.linear import inductor as traced
+from compiled_kernels.linear.int8_activations import int8_problem, multiply_int8
+from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
 from compiled_kernels.operators import define_operator
 
 
@@ -19,8 +21,8 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def _fake(x: Tensor, weight: Tensor, *_: Tensor | int | None) -> Tensor:
-    return x.new_empty(x.shape[0], shape_of(weight)[0])
+def _fake(x: Tensor, weight: Tensor, *_: Tensor | int | str | None) -> Tensor:
+    return x.new_empty(x.shape[0], len(weight) * (PANEL if in_panels(weight) else 1))
 
 
 LINEAR = define_operator(
@@ -33,34 +35,15 @@ LINEAR = define_operator(
         Backend.MLIR: "compiled_kernels.linear.mlir:linear",
     },
 )
-LINEAR_INT8 = define_operator(
-    "linear_int8",
-    "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
-    _fake,
-    {
-        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_int8",
-        Backend.TRITON: "compiled_kernels.linear.triton:linear_int8",
-        Backend.MLIR: "compiled_kernels.linear.mlir:linear_int8",
-    },
-)
-LINEAR_GROUPED = define_operator(
-    "linear_grouped",
-    "(Tensor x, Tensor codes, Tensor scales, Tensor? minima, Tensor? bias, int group) -> Tensor",
-    _fake,
-    {
-        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_grouped",
-        Backend.TRITON: "compiled_kernels.linear.triton:linear_grouped",
-        Backend.MLIR: "compiled_kernels.linear.mlir:linear_grouped",
-    },
-)
 LINEAR_QUANTIZED = define_operator(
     "linear_quantized",
-    "(Tensor x, Tensor weight, Tensor scales, Tensor? minima, Tensor? bias, str format) -> Tensor",
+    "(Tensor x, Tensor weight, Tensor scales, Tensor? minima, Tensor? bias, str codes, int group, str activations)"
+    " -> Tensor",
     _fake,
     {
-        Backend.INDUCTOR: "compiled_kernels.linear.by_blocks:linear_quantized",
-        Backend.MLIR: "compiled_kernels.linear.mlir:linear_quantized",
+        Backend.INDUCTOR: "compiled_kernels.linear.api:dequantized_by_blocks",
         Backend.TRITON: "compiled_kernels.linear.triton:linear_quantized",
+        Backend.MLIR: "compiled_kernels.linear.mlir:linear_quantized",
     },
 )
 
@@ -81,75 +64,58 @@ def linear(
     if backend in (Backend.TRITON, Backend.MLIR):
         return LINEAR.implementation(backend)(x, weight, bias)
     if backend is Backend.INDUCTOR and traced.reduces(x):
-        return traced.linear(x, weight, bias)
+        return traced.linear(x, weight, None, bias)
     if weight.dtype == x.dtype:
         return F.linear(x, weight, bias)
     return (by_blocks.linear if backend is Backend.EAGER else LINEAR.implementation(backend))(x, weight, bias)
 
 
-def linear_int8(
-    x: Float[Tensor, "token width"],
-    values: Int8[Tensor, "out width"] | Int8[Tensor, "panel row column value"],
-    scales: Float[Tensor, " out"],
-    bias: Tensor | None = None,
-    backend: Backend = Backend.EAGER,
-) -> Float[Tensor, "token out"]:
-    """Compute x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
-    values = values if backend is Backend.MLIR else from_panels(values)
-    if backend is Backend.INDUCTOR and traced.reduces(x):
-        return traced.linear_int8(x, values, scales, bias)
-    run = by_blocks.linear_int8 if backend is Backend.EAGER else LINEAR_INT8.implementation(backend)
-    return run(x, values, scales, bias)
-
-
-def linear_grouped(
-    x: Float[Tensor, "token width"],
-    codes: Tensor,
-    scales: Float[Tensor, "out column_group"],
-    minima: Float[Tensor, "out column_group"] | None,
-    bias: Tensor | None,
-    group: int,
-    backend: Backend = Backend.EAGER,
-) -> Float[Tensor, "token out"]:
-    """Compute x @ (codes * scales + minima).T + bias, in the type of `x`.
-
-    Args:
-        x: the rows.
-        codes: int8 or float8_e4m3fn (without NaN) [out, width]; or int32 [out, width / 8], words of 4-bit codes (see
-            linear/planes.py): -8..7 as code + 8, beside minima 0..15.
-        scales: float16, bfloat16 or float32.
-        minima: of any of these types; not beside float8_e4m3fn.
-        bias: [out].
-        group: columns that share a scale and a minimum; the last group may have fewer; of 4-bit codes
-            they are multiples of 8, and whole.
-        backend: what computes it.
-    """
-    if backend is Backend.INDUCTOR and traced.reduces(x):
-        return traced.linear_grouped(x, codes, scales, minima, bias, group)
-    run = by_blocks.linear_grouped if backend is Backend.EAGER else LINEAR_GROUPED.implementation(backend)
-    return run(x, codes, scales, minima, bias, group)
-
-
 def linear_quantized(
     x: Float[Tensor, "token width"],
-    weight: Int32[Tensor, "out word"] | Int32[Tensor, "panel word column value"],
-    scales: Float[Tensor, "out column_group"],
-    minima: Float[Tensor, "out column_group"] | None,
-    bias: Tensor | None,
-    format: str,
+    weight: Shaped[Tensor, "out stored"] | Shaped[Tensor, "panel row column value"],
+    scales: Shaped[Tensor, "..."],
+    minima: Shaped[Tensor, "..."] | None = None,
+    bias: Tensor | None = None,
+    codes: str = "int8",
+    group: int = 0,
+    activations: str = "float",
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """Compute x @ weight.T + bias, in the type of `x`, of a matrix in words.
+    """Compute x @ matrix.T + bias, in the type of `x`, of a matrix in few bits (see `MatrixFormat`).
 
     Args:
         x: the rows.
-        weight: words of the matrix (see linear/planes.py), row by row or in panels.
-        scales: float16, or exponents in uint8.
-        minima: float16; None where the format has none.
+        weight: the matrix's codes, row by row or in panels.
+        scales: float32 [out], of groups of columns float16, bfloat16 or float32 [out, group], or exponents in uint8.
+        minima: of any of these types, [out, group]; None where the format has none.
         bias: [out].
-        format: the name of a format of `matrix_format.WORDS`: "q4_k", ...
+        codes: what the codes are: `MatrixFormat.codes`.
+        group: columns that share a scale, of the last group fewer may be left; 0: a whole row. Words have their own.
+        activations: `float`; or `int8`: x is rounded to INT8 (see linear/int8_activations.py), row by row beside a
+            scale for a row, else by blocks of 32 columns.
         backend: what computes it.
-    """
-    weight = weight if backend is Backend.MLIR else from_panels(weight)
-    run = by_blocks.linear_quantized if backend is Backend.EAGER else LINEAR_QUANTIZED.implementation(backend)
-    return run(x, weight, scales, minima, bias, format)
+
+    Raises BackendError where a backend does not carry this out, and beside `int8` for codes that are no integers and
+    for a group or a row of a width that cannot be summed so."""
+    if in_panels(scales) and codes not in WORDS:  # of groups that divide the width
+        group = x.shape[1] // scales.shape[1]
+    if activations == "int8" and (problem := int8_problem(codes, group, x.shape[1])):
+        raise BackendError(f"linear_quantized: {problem}")
+    if backend is not Backend.MLIR:
+        weight, scales = from_panels(weight), from_panels(scales)
+        minima = None if minima is None else from_panels(minima)
+    if backend is Backend.INDUCTOR and activations == "float" and codes not in WORDS and traced.reduces(x):
+        group = group or (x.shape[1] if codes == "fp8" else 0)
+        if group:
+            return traced.linear_grouped(x, weight, scales.view(len(weight), -1), minima, bias, group)
+        return traced.linear(x, weight, scales, bias)
+    run = dequantized_by_blocks if backend is Backend.EAGER else LINEAR_QUANTIZED.implementation(backend)
+    return run(x, weight, scales, minima, bias, codes, group, activations)
+
+
+def dequantized_by_blocks(
+    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, codes: str, group: int,
+    activations: str,
+) -> Tensor:  # fmt: skip
+    run = multiply_int8 if activations == "int8" else by_blocks.linear_stored
+    return run(x, MatrixFormat.of(codes, group, scales, minima), (weight, scales, minima), bias)

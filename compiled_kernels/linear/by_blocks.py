@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, dequantize_matrix
+from compiled_kernels.linear.quantize import dequantize_matrix
 from compiled_kernels.threads import in_threads
 
 BLOCK_VALUES = 1 << 18  # numbers of a block: they and their codes stay in a core's cache
@@ -40,30 +40,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return by_blocks(x, (weight, bias), lambda weight, bias: F.linear(x, weight.to(x.dtype), bias))
 
 
-def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    def multiply(values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, dequantize_int8(values, scales).to(x.dtype), bias)
-
-    return by_blocks(x, (values, scales, bias), multiply)
-
-
-def linear_grouped(
-    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
-) -> Tensor:
-    def multiply(codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.linear(x, dequantize_grouped(codes, scales, minima, group).to(x.dtype), bias)
-
-    return by_blocks(x, (codes, scales, minima, bias), multiply)
-
-
-def linear_quantized(
-    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
-) -> Tensor:
-    return linear_stored(x, MatrixFormat.named(format), (weight, scales, minima), bias)
-
-
 def linear_stored(x: Tensor, format: MatrixFormat, matrix: tuple[Tensor | None, ...], bias: Tensor | None) -> Tensor:
-    """Multiply by a matrix of any format: its codes, scales and minima."""
+    """Multiply by a matrix in few bits: its codes, scales and minima."""
 
     def multiply(*parts: Tensor) -> Tensor:
         *stored, shift = parts

@@ -6,26 +6,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from compiled_kernels.quantized_attention.quantize import decode_e4m3
+
 
 def reduces(x: Tensor) -> bool:
     """Return whether a product with `x` is better written as a multiply-reduce."""
     return x.shape[0] == 1 and x.device.type == "cpu"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Multiply by a dense matrix, or by codes with a scale a row."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    return _with_bias((weight.to(exact) * x.to(exact)).sum(dim=-1)[None], bias, x.dtype)
-
-
-def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
-    return _with_bias(((values.to(exact) * x.to(exact)).sum(dim=-1) * scales)[None], bias, x.dtype)
+    sums = (weight.to(exact) * x.to(exact)).sum(dim=-1)
+    return _with_bias((sums if scales is None else sums * scales)[None], bias, x.dtype)
 
 
 def linear_grouped(
     x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
 ) -> Tensor:
-    codes = e4m3_numbers(codes) if codes.dtype == torch.float8_e4m3fn else codes
+    codes = decode_e4m3(codes, torch.float32) if codes.dtype == torch.float8_e4m3fn else codes
     exact = torch.promote_types(x.dtype, torch.float32)
     row = x[0].to(exact)
     whole = x.shape[1] // group  # groups, before one that has fewer columns
@@ -46,13 +45,6 @@ def linear_grouped(
         by_group = torch.cat([columns.sum(dim=1), rest.sum(dim=0, keepdim=True)])[: scales.shape[1]]
         out = out + (minima.to(exact) * by_group).sum(dim=1)
     return _with_bias(out[None], bias, x.dtype)
-
-
-def e4m3_numbers(codes: Tensor) -> Tensor:
-    """Return E4M3 (not NaN) as float32: sign, exponent and fraction moved to their places in float16, where they are
-    256 times too small. torch.compile converts a vector of these at once, of E4M3 one number at a time."""
-    halves = codes.view(torch.int8).to(torch.int16) << 7 & ~(1 << 14)
-    return halves.view(torch.float16).to(torch.float32) * 256
 
 
 def _with_bias(out: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

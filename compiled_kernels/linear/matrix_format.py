@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-CODE_DTYPES = {"int8": torch.int8, "int4": torch.int32, "fp8": torch.float8_e4m3fn}
+CODE_DTYPES = {"int8": torch.int8, "int4": torch.int32, "fp8": torch.float8_e4m3fn, "float16": torch.float16}
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WORD_BITS = 32
 
@@ -130,8 +130,8 @@ class MatrixFormat:
 
     Args:
         codes: `dense`: in the model's type. `int8`: -128..127. `int4`: -8..7, as words of code + 8; beside minima
-            0..15, as words of the code (see linear/planes.py). `fp8`: float8_e4m3fn, without NaN. Others: words, as
-            `WORDS` says (see `MatrixFormat.named`).
+            0..15, as words of the code (see linear/planes.py). `fp8`: float8_e4m3fn, without NaN. `float16`: numbers,
+            beside a model of another type. Others: words, as `WORDS` says (see `MatrixFormat.named`).
         group: columns that share a scale and a minimum; of the last group fewer may be left. 0 is a whole row.
         scales: their type: [out, group], of whole rows float32 [out].
         minima: their type, [out, group]; None where there are none.
@@ -164,6 +164,16 @@ class MatrixFormat:
             raise ValueError(f"no matrix in words is called {name!r}; known: {', '.join(WORDS)}")
         return cls(name, words.group, words.scales, torch.float16 if words.minima else None)
 
+    @classmethod
+    def of(cls, codes: str, group: int, scales: torch.Tensor | None, minima: torch.Tensor | None) -> MatrixFormat:
+        """Return the format of a matrix of these codes, in groups of so many columns (of words their own), beside such
+        scales and minima. Raises ValueError where there is none."""
+        if scales is None:
+            return DENSE_MATRIX
+        if codes in WORDS:
+            return cls.named(codes)
+        return cls(codes, group, scales.dtype if group else torch.float32, None if minima is None else minima.dtype)
+
     def __str__(self) -> str:
         if self.words is not None:
             return self.codes
@@ -187,7 +197,7 @@ class MatrixFormat:
     @property
     def scales_rows(self) -> bool:
         """Return whether a row has one scale, which multiplies the row's sum of products."""
-        return not self.is_dense and not self.group
+        return self.codes in ("int8", "fp8") and not self.group
 
     def num_groups(self, columns: int) -> int:
         return -(-columns // (self.group or columns))
@@ -200,7 +210,8 @@ class MatrixFormat:
             groups = (rows, self.num_groups(columns)) if self.group else (rows,)
             width = columns // 8 if self.codes == "int4" else columns
         dtype = CODE_DTYPES.get(self.codes, torch.int32)
-        found = {"weight": ((rows, width), dtype), "scales": (groups, self.scales)}
+        beside = {} if self.codes == "float16" else {"scales": (groups, self.scales)}
+        found = {"weight": ((rows, width), dtype), **beside}
         return found if self.minima is None else {**found, "minima": (groups, self.minima)}
 
     def nbytes(self, rows: int, columns: int) -> int:

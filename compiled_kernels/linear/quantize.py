@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float, Int8, Int32, UInt8
+from jaxtyping import Float, Int8, Int32
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.planes import pack_planes, unpack_planes
-from compiled_kernels.linear.words import dequantize_words, quantize_words
+from compiled_kernels.linear.words import codes_of_words, quantize_words
 
 
 def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width"], Float[Tensor, " out"]]:
@@ -23,25 +23,13 @@ def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out
     return (exact / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
-def dequantize_int8(values: Int8[Tensor, "out width"], scales: Float[Tensor, " out"]) -> Float[Tensor, "out width"]:
-    return values * scales[:, None]
-
-
 def quantize_int4(
     weight: Float[Tensor, "out width"], group: int = 64
 ) -> tuple[Int32[Tensor, "out word"], Float[Tensor, "out column_group"]]:
-    """Quantize to words of values in -8..7, and float16 scales: see `int4_codes`."""
+    """Quantize to words of values in -8..7, and float16 scales: the largest of a group becomes -8 or 7, whichever its
+    sign allows."""
     if weight.shape[1] % group or group % 8:
         raise ValueError(f"INT4 groups of {group} do not divide {weight.shape[1]} columns, or are no multiple of 8")
-    codes, scales = int4_codes(weight, group)
-    return pack_planes(codes, (4,)), scales
-
-
-def int4_codes(
-    weight: Float[Tensor, "out width"], group: int
-) -> tuple[UInt8[Tensor, "out width"], Float[Tensor, "out column_group"]]:
-    """Quantize to values in -8..7, as value + 8, and float16 scales: the largest of a group becomes -8 or 7, whichever
-    its sign allows."""
     columns = rearrange(weight.float(), "out (column_group column) -> out column_group column", column=group)
     low, high = columns.amin(dim=-1, keepdim=True), columns.amax(dim=-1, keepdim=True)
     largest = torch.where(high > -low, high, low)
@@ -51,7 +39,7 @@ def int4_codes(
     scales = (largest / -8).half()
     exact = scales.float()
     values = (columns / exact.masked_fill(exact == 0, torch.inf)).round_().clamp_(-8, 7).add_(8)
-    return values.to(torch.uint8).flatten(1), scales[..., 0]
+    return pack_planes(values.to(torch.uint8).flatten(1), (4,)), scales[..., 0]
 
 
 def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) -> tuple[Tensor, ...]:
@@ -59,6 +47,8 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
     a group's least to its largest number (without minima: to its largest either way), rounded to their type."""
     if format == INT8_MATRIX:
         return quantize_int8(weight)
+    if format.codes == "float16":
+        return (weight.half(),)
     if format.words is not None:
         if problem := format.problem(weight.shape[1]):
             raise ValueError(f"{problem} {weight.shape[1]} columns")
@@ -90,29 +80,24 @@ def dequantize_matrix(
     format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
 ) -> Float[Tensor, "out width"]:
     """Return `codes * scales + minima` in float32; in float64 with scales of float64."""
-    if format == INT8_MATRIX:
-        return dequantize_int8(codes, scales)
+    codes, step, least = codes_of_matrix(format, codes, scales, minima)
+    columns, numbers = codes.shape[1], codes.to(step.dtype)
+    group = min(format.group or columns, columns)
+    if missing := -columns % group:
+        numbers = F.pad(numbers, (0, missing))
+    numbers = numbers.unflatten(1, (-1, group)).mul_(step[..., None])
+    return (numbers if least is None else numbers.add_(least[..., None])).flatten(1)[:, :columns]
+
+
+def codes_of_matrix(
+    format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
+    and what is then added [out, group], in float32; in float64 with scales of float64."""
     if format.words is not None:
-        return dequantize_words(format.words, codes, scales, minima)
-    group = format.group or codes.shape[1]
-    return dequantize_grouped(codes, scales if format.group else scales[:, None], minima, group)
-
-
-def dequantize_grouped(
-    codes: Tensor,
-    scales: Float[Tensor, "out column_group"],
-    minima: Float[Tensor, "out column_group"] | None,
-    group: int,
-) -> Float[Tensor, "out width"]:
-    """Return codes (int8, E4M3, or words of INT4) times scales plus minima of groups of `group` columns; in float32, or
-    in float64 with scales of float64."""
+        return codes_of_words(format.words, codes, scales, minima)
     exact = torch.promote_types(scales.dtype, torch.float32)
     if codes.dtype == torch.int32:
         codes = unpack_planes(codes, (4,)).view(torch.int8) - (8 if minima is None else 0)
-    columns = codes.shape[1]
-    group = min(group, columns)
-    numbers = codes.to(exact)
-    if missing := -columns % group:
-        numbers = F.pad(numbers, (0, missing))
-    numbers = numbers.unflatten(1, (-1, group)).mul_(scales.to(exact)[..., None])
-    return (numbers if minima is None else numbers.add_(minima.to(exact)[..., None])).flatten(1)[:, :columns]
+    step = scales if format.group else scales[:, None]
+    return codes, step.to(exact), None if minima is None else minima.to(exact)

@@ -7,9 +7,9 @@ left operand: they are widened in registers and never lie in memory.
 
 Where a product has too few tiles to fill the device, its width is split and `add_parts` sums the parts.
 
-`plan_batch_invariant` has one tile for any number of rows and no split along the width, so a row's bits do not depend
-on the batch composition. Dense weights then go through the kernel of quantized ones, their values times a scale of one,
-so that no library chooses.
+A plan that is `batch_invariant` has one tile for any number of rows and no split along the width, so a row's bits do
+not depend on the batch composition. Dense weights then go through the kernel of quantized ones, their values times a
+scale of one, so that no library chooses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.linear import by_blocks
-from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat, WordLayout
+from compiled_kernels.linear.matrix_format import MatrixFormat, WordLayout
 from compiled_kernels.linear.triton_kernels import add_parts, one_row, one_row_grouped, product
 from compiled_kernels.linear.triton_words import one_row_words
 from compiled_kernels.triton_code.launch import (
@@ -79,52 +79,21 @@ class StoredWeights(NamedTuple):
         }  # fmt: skip
 
 
-def plan_int8(
-    x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, splits: int | None = None
-) -> tuple[list[KernelLaunch], Tensor]:
-    check("linear_int8", x, scales, bias)
-    return _plan(x, StoredWeights(values, scales), bias, splits)
-
-
-def plan_grouped(
-    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int,
-    splits: int | None = None,
+def plan(
+    x: Tensor, weight: Tensor, scales: Tensor | None, minima: Tensor | None, bias: Tensor | None, codes: str,
+    group: int, activations: str = "float", splits: int | None = None, batch_invariant: bool = False,
 ) -> tuple[list[KernelLaunch], Tensor]:  # fmt: skip
-    check("linear_grouped", x, scales, minima, bias)
-    return _plan(x, _grouped(x, codes, scales, minima, group), bias, splits)
-
-
-def plan_quantized(
-    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str,
-    splits: int | None = None,
-) -> tuple[list[KernelLaunch], Tensor]:  # fmt: skip
+    """Plan x times a matrix in few bits, or with `batch_invariant` of any format; `splits`: parts of the width."""
     check("linear_quantized", x, scales, minima, bias)
-    if problem := MatrixFormat.named(format).problem(x.shape[1]):
-        raise BackendError(f"linear_quantized: {problem} {x.shape[1]} columns")
-    words = WORDS[format]
-    return _plan(x, StoredWeights(weight, scales, minima, words.group, words), bias, splits)
-
-
-def _grouped(x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, group: int) -> StoredWeights:
-    four = codes.dtype == torch.int32
-    if group >= x.shape[1] and not four:
-        if minima is None:
-            return StoredWeights(codes, scales[:, 0].contiguous())
-        group = power_of_two(group)
-    if group != power_of_two(group, least := 8 if four else 1):
-        known = f"groups of a power of two columns, {least} or more"
-        raise BackendError(f"linear_grouped: backend triton knows {known}, not {group}")
-    return StoredWeights(codes, scales.contiguous(), None if minima is None else minima.contiguous(), group)
-
-
-def _plan(
-    x: Tensor, weights: StoredWeights, bias: Tensor | None, splits: int | None
-) -> tuple[list[KernelLaunch], Tensor]:
+    weights = _stored(x, MatrixFormat.of(codes, group, scales, minima), weight, scales, minima)
     x = x if x.stride(1) == 1 else x.contiguous()
     (tokens, width), outs, group = x.shape, weights.codes.shape[0], weights.group
     out = x.new_empty(tokens, outs)
     arguments = {"x": x, "bias": x if bias is None else bias, "out": out, "width": width, "outs": outs}
     arguments["BIAS"] = bias is not None
+    if batch_invariant:
+        tile = INVARIANT_TILE if x.dtype.itemsize == 2 else INVARIANT_FLOAT32_TILE
+        return _products(arguments, weights, 1, tile), out
     if tokens > 1 or splits:
         return _products(arguments, weights, splits), out
     rows = _rows(outs, x.device)
@@ -143,20 +112,43 @@ def _plan(
     return [KernelLaunch(one_row_grouped, grid, arguments)], out
 
 
+def _stored(
+    x: Tensor, format: MatrixFormat, codes: Tensor, scales: Tensor | None, minima: Tensor | None
+) -> StoredWeights:
+    width, group, four = x.shape[1], format.group, format.codes == "int4"
+    if problem := format.problem(width):
+        raise BackendError(f"linear_quantized: {problem} {width} columns")
+    if scales is None:
+        return StoredWeights(codes, torch.ones(len(codes), device=x.device))
+    if not four and format.words is None and group >= width:
+        if minima is None:
+            return StoredWeights(codes, scales[:, 0].contiguous())
+        group = power_of_two(group)
+    if group and group != power_of_two(group, least := 8 if four else 1):
+        known = f"groups of a power of two columns, {least} or more"
+        raise BackendError(f"linear_quantized: backend triton knows {known}, not {group}")
+    scales, minima = scales.contiguous(), None if minima is None else minima.contiguous()
+    return StoredWeights(codes, scales, minima, group, format.words)
+
+
 def _rows(outs: int, device: torch.device) -> int:
     """Return the rows of weights that a program of the one-row kernels takes."""
     return 8 if outs >= 8 * PROGRAMS_FOR_WIDE_TILES * num_processors(device) else 4
 
 
-def _products(arguments: dict[str, Any], weights: StoredWeights, splits: int | None) -> list[KernelLaunch]:
+def _products(
+    arguments: dict[str, Any], weights: StoredWeights, splits: int | None, tile: tuple[int, int, int, int] | None = None
+) -> list[KernelLaunch]:
     x, out, outs = arguments["x"], arguments["out"], arguments["outs"]
     tokens, width = x.shape
     few, narrow = tokens <= MEMORY_BOUND_ROWS, x.dtype.itemsize == 2
     # Few rows: small tiles of long reads. Many: two warp groups of 64 outputs by up to 128 rows. float32 has no tensor
     # cores here, and its tiles must fit the registers of plain arithmetic.
     tensor_cores = (64, MEMORY_BOUND_ROWS, 128, 4) if few else (128, 128, 64, 8)
-    block_outs, most_tokens, size, warps = tensor_cores if narrow else (32, MEMORY_BOUND_ROWS, 16, 4)
-    block_tokens = min(most_tokens, power_of_two(tokens, MIN_DOT_SIZE))
+    block_outs, block_tokens, size, warps = tensor_cores if narrow else (32, MEMORY_BOUND_ROWS, 16, 4)
+    block_tokens = min(block_tokens, power_of_two(tokens, MIN_DOT_SIZE))
+    if tile is not None:
+        block_outs, block_tokens, size, warps = tile
     size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(width)), 32 if weights.format else 0)
     steps = ceil_div(width, size)
     tiles = ceil_div(tokens, block_tokens) * ceil_div(outs, block_outs)
@@ -188,43 +180,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias) if weight.dtype == x.dtype else by_blocks.linear(x, weight, bias)
 
 
-def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return run(*plan_int8(x, values, scales, bias))
-
-
-def linear_grouped(
-    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
-) -> Tensor:
-    return run(*plan_grouped(x, codes, scales, minima, bias, group))
-
-
 def linear_quantized(
-    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, format: str
-) -> Tensor:
-    return run(*plan_quantized(x, weight, scales, minima, bias, format))
-
-
-def plan_batch_invariant(
-    x: Tensor, codes: Tensor, scales: Tensor | None, bias: Tensor | None, minima: Tensor | None = None, group: int = 0
-) -> tuple[list[KernelLaunch], Tensor]:
-    """Plan x times codes: dense without `scales`, with a scale a row and a `group` of 0, or for each group of columns
-    (see `linear_grouped`)."""
-    check("linear", x, scales, minima, bias)
-    outs, width = codes.shape[0], x.shape[1]
-    if group:
-        assert scales is not None
-        weights = _grouped(x, codes, scales, minima, group)
-    else:
-        weights = StoredWeights(codes, torch.ones(outs, device=x.device) if scales is None else scales.contiguous())
-    x = x if x.stride(1) == 1 else x.contiguous()
-    out = x.new_empty(x.shape[0], outs)
-    block_outs, block_tokens, size, warps = INVARIANT_TILE if x.dtype.itemsize == 2 else INVARIANT_FLOAT32_TILE
-    size = max(weights.group, MIN_DOT_SIZE, min(size, power_of_two(width)))
-    arguments = {
-        "x": x, "bias": x if bias is None else bias, "out": out, "parts": out, "tokens": x.shape[0],
-        "width": width, "outs": outs, "x_stride": x.stride(0), "steps": ceil_div(width, size),
-        "OUTS": block_outs, "TOKENS": block_tokens, "COLUMNS": size, "EVEN": width % size == 0,
-        "BIAS": bias is not None, "SPLIT": False, **weights.arguments,
-    }  # fmt: skip
-    grid = (ceil_div(x.shape[0], block_tokens), ceil_div(outs, block_outs), 1)
-    return [KernelLaunch(product, grid, arguments, num_warps=warps, num_stages=4)], out
+    x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, codes: str, group: int,
+    activations: str,
+) -> Tensor:  # fmt: skip
+    if activations != "float":
+        raise BackendError("linear_quantized: backend triton multiplies activations in float, not in INT8")
+    return run(*plan(x, weight, scales, minima, bias, codes, group))

@@ -14,15 +14,6 @@ from compiled_kernels.linear.matrix_format import WordLayout
 from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_planes, unpack_sub_scales
 
 
-def dequantize_words(
-    words: WordLayout, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
-) -> Float[Tensor, "out width"]:
-    """Return the numbers of a matrix in float32; in float64 with scales of float64."""
-    codes, step, least = codes_of_words(words, weight, scales, minima)
-    found = codes.to(step.dtype).unflatten(-1, (-1, words.group)).mul_(step[..., None])
-    return (found if least is None else found.add_(least[..., None])).flatten(1)
-
-
 def codes_of_words(
     words: WordLayout, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiled_kernels.mlir.compile import compile_function, compile_shape, compile_text
+from compiled_kernels.mlir.compile import compile_entry, compile_function, compile_shape, compile_text
 from compiled_kernels.mlir.execute import Kernel
 
 if TYPE_CHECKING:
     from compiled_kernels.cases import Case
     from compiled_kernels.mlir.show import CompiledStages
 
-__all__ = ["Kernel", "compile_function", "compile_shape", "compile_text", "stages"]
+__all__ = ["Kernel", "compile_entry", "compile_function", "compile_shape", "compile_text", "stages"]
 
 
 def stages(operator: str, case: Case | None = None) -> CompiledStages:

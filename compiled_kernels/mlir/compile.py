@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from compiled_kernels.backends import UNSUPPORTED_CPU, BackendError
+from compiled_kernels.builder.functions import text_of
 from compiled_kernels.level import Level, current_level, executed_as
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, key_of
 from compiled_kernels.mlir.emulate import emulate_instructions
@@ -104,6 +105,11 @@ def compile_function(
 
 
 @cache
+def compile_entry(name: str, level: Level, emit: Callable[[], object]) -> Kernel:
+    """Compile the function `name` of those that `emit` makes, as `compile_text` does; it may call OpenMP's."""
+    return compile_text(text_of(emit), name, level=level, libraries=(libgomp_path(),))
+
+
 def compile_shape(
     write: Callable[..., str], *shape: Hashable, entry: str, level: Level | None = None, directory: Path | None = None
 ) -> Kernel:

@@ -35,26 +35,21 @@ def inputs(
     """Draw spans over pages in random order. Everything that belongs to no context is NaN: the null page, which
     replaces pages that a window has left behind, and `beyond` rows of q after the last span. With `selected` below 1
     each query reads that share of the pages for each key/value head, and its own."""
-    counts = [-(-context // size) for context in contexts]
-    order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
-    table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
-    keys, values = (torch.full((sum(counts) + 1, num_kv_heads, size, dim), torch.nan, dtype=dtype) for _ in range(2))
+    held, heads = [-(-context // size) for context in contexts], num_kv_heads * queries_per_kv
+    table, step = page_table(generator, held), spans_of(contexts, spans)
+    keys, values = (torch.full((sum(held) + 1, num_kv_heads, size, dim), torch.nan, dtype=dtype) for _ in range(2))
     for seq, context in enumerate(contexts):
-        for page in range(counts[seq]):
-            table[seq, page] = number = order.pop()
-            filled = min(size, context - page * size)
+        for page in range(held[seq]):
+            number, filled = int(table[seq, page]), min(size, context - page * size)
             for pages in (keys, values):
                 pages[number, :, :filled] = random_normal(generator, dtype, (num_kv_heads, filled, dim))
         if isinstance(mask, SlidingWindow):
             reach = max(0, context - spans[seq] - mask.sliding_window + 1)
             table[seq, -(-mask.num_sink_tokens // size) : reach // size] = 0
-    starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
-    q = random_normal(generator, dtype, (int(starts[-1]) + beyond, num_kv_heads * queries_per_kv, dim))
-    q[int(starts[-1]) :] = torch.nan
-    lengths = torch.tensor(contexts, dtype=torch.int32)
-    sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
-    score = ALiBi(num_kv_heads * queries_per_kv) if alibi else Sigmoid() if sigmoid else None
-    step = Spans(starts, lengths, all(span == 1 for span in spans))
+    q = random_normal(generator, dtype, (sum(spans) + beyond, heads, dim))
+    q[sum(spans) :] = torch.nan
+    sink_logits = random_normal(generator, torch.float32, (heads,)) if sinks else None
+    score = ALiBi(heads) if alibi else Sigmoid() if sigmoid else None
     kv = PagedKV(keys, values, table)
     if selected < 1:
         chosen = torch.rand(len(q), num_kv_heads, table.shape[1], generator=generator) < selected
@@ -63,6 +58,20 @@ def inputs(
             chosen[torch.arange(rows.start, rows.stop), :, own] = True
         kv = kv._replace(chosen=chosen)
     return q, kv, step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits, score)
+
+
+def page_table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
+    """Draw the pages of sequences that hold so many each, in random order."""
+    order = (torch.randperm(sum(held), generator=generator) + 1).int().split(list(held))
+    table = torch.zeros(len(held), max(2, *held, 2), dtype=torch.int32)
+    for row, pages in zip(table, order, strict=True):
+        row[: len(pages)] = pages
+    return table
+
+
+def spans_of(contexts: Sequence[int], spans: Sequence[int]) -> Spans:
+    starts = torch.tensor([0, *spans], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return Spans(starts, torch.tensor(contexts, dtype=torch.int32), all(span == 1 for span in spans))
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 from compiled_kernels.paged_attention.api import PagedKV
-from compiled_kernels.paged_attention.mlir_decode import attend_pages
+from compiled_kernels.paged_attention.mlir_decode import Context, attend_rows
 from compiled_kernels.paged_attention.mlir_shape import (
     BLOCK_POSITIONS,
     DecodeAttention,
-    PagedHeads,
     SpanAttention,
     num_chunks,
 )
@@ -68,16 +66,24 @@ def _expect(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameter
 
 def _decodes(q: Tensor, kv: PagedKV, context_lengths: Tensor, parameters: AttentionParameters) -> Tensor:
     """Attend with each query [row, head, dim] at the end of its own context."""
+    shape, owners = _decode_shape(q, kv, parameters), torch.arange(len(q), dtype=torch.int32)
+    pages, rows = [kv.keys, kv.values], (owners, context_lengths.int())
+    return attend_rows_of(_compiled(shape), shape, q, pages, kv.tables, rows, parameters, kv.chosen)
+
+
+def attend_rows_of(
+    kernel: Kernel, shape: DecodeAttention, q: Tensor, pages: Sequence[Tensor], tables: Sequence[Tensor],
+    rows: tuple[Tensor, Tensor], parameters: AttentionParameters, chosen: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return what `mlir_decode.attend_rows` gives for q [row, head, dim]; `rows` are owner and length of each."""
     tokens, heads, dim = q.shape
-    shape = _decode_shape(q, kv, parameters)
-    q, table, lengths = (_padded(part, shape.rows) for part in (q, kv.page_table.int(), context_lengths.int()))
-    table = torch.nn.functional.pad(table, (0, shape.max_pages - table.shape[1]))
-    partial = torch.empty(shape.rows, heads, shape.chunks, dim + 2)
-    mixed = torch.empty(shape.rows, heads, dim, dtype=q.dtype)
-    chosen = [] if kv.chosen is None else [_selections(kv.chosen, shape)]
-    arguments = q, kv.keys, kv.values, table, lengths, *chosen, partial, *_sink_logits(parameters), mixed
-    BoundCall(_compiled(shape).address, arguments)()
-    return mixed[:tokens]
+    tables = [table.int().contiguous() for table in tables]
+    sizes = torch.tensor([tokens, *(table.shape[1] for table in tables), 0][:3], dtype=torch.int32)
+    partial, mixed = torch.empty(tokens, heads, shape.chunks, dim + 2), torch.empty_like(q.contiguous())
+    marks = [] if chosen is None else [chosen.to(torch.int8).contiguous()]
+    arguments = q.contiguous(), *pages, *tables, *(each.contiguous() for each in rows), sizes, *marks, partial
+    BoundCall(kernel.address, [*arguments, *_sink_logits(parameters), mixed])()
+    return mixed
 
 
 def _span(q: Tensor, kv: PagedKV, table: Tensor, context: int, parameters: AttentionParameters, out: Tensor) -> None:
@@ -105,44 +111,16 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
     return _compiled_spans(SpanAttention.from_tensors(NAME, q, kv.keys, parameters, selected=selected)).stages
 
 
-def _power(count: int) -> int:
-    """Return the next power of two."""
-    return 1 << (count - 1).bit_length()
-
-
-def _padded(part: Tensor, rows: int) -> Tensor:
-    if part.shape[0] == rows:
-        return part.contiguous()
-    whole = part.new_zeros((rows, *part.shape[1:]))
-    whole[: part.shape[0]] = part
-    return whole
-
-
 def _decode_shape(q: Tensor, kv: PagedKV, parameters: AttentionParameters) -> DecodeAttention:
-    """Return the shape for so many rows and pages, or a few more: few shapes serve every batch. Rows beyond the last
-    have no context."""
-    rows = _power(len(q))
-    sizes = {"rows": rows, "max_pages": _power(kv.page_table.shape[1]), "chunks": num_chunks(rows, kv.keys.shape[1])}
-    return DecodeAttention.from_tensors(NAME, q, kv.keys, parameters, **sizes, selected=kv.chosen is not None)
-
-
-def _selections(chosen: Tensor, shape: DecodeAttention) -> Tensor:
-    """Return which pages rows read for each key/value head, padded to the shape."""
-    rows, groups, held = chosen.shape
-    padded = torch.zeros(shape.rows, shape.num_kv_heads, shape.max_pages, dtype=torch.int8)
-    padded[:rows, :groups, :held] = chosen
-    return padded
+    chunks, selected = num_chunks(len(q), kv.keys.shape[1]), kv.chosen is not None
+    return DecodeAttention.from_tensors(NAME, q, kv.keys, parameters, chunks=chunks, selected=selected)
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled_spans(shape: SpanAttention) -> Kernel:
-    return _compile(shape, lambda: attend_spans(shape))
+    return compile_entry(NAME, shape.target.level, lambda: attend_spans(shape))
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: DecodeAttention) -> Kernel:
-    return _compile(shape, lambda: attend_pages(shape))
-
-
-def _compile(shape: PagedHeads, emit: Callable[[], None]) -> Kernel:
-    return compile_text(text_of(emit), NAME, level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_entry(NAME, shape.target.level, lambda: attend_rows(Context(shape), NAME))

@@ -1,38 +1,73 @@
 """Attention of single queries over paged keys and values, with a running softmax page by page.
 
-Work is cut into items: one sequence, one KV head, one chunk of its pages. All query heads of a KV head read each key
-and value while it lies in the nearest cache. An item writes its unscaled sums, their peak and their total to `partial`;
-`merge` combines the chunks of a head (FlashDecoding, Dao et al. 2023).
+Work is cut into items: one row, one KV head, one chunk of its pages. A row is one token at the end of its own context,
+whether it decodes or is one of a longer span. All query heads of a KV head read each key and value while it lies in the
+nearest cache. An item writes its unscaled sums, their peak and their total to `partial`; `merge` combines the chunks of
+a head (FlashDecoding, Dao et al. 2023).
 
     entry, or a decode step:  @item for each item | @merge for each row      (at the bar threads wait for one another)
-    @item:  @pages, first for the sinks, then for the window    @pages:  @tile for each page
+    @item:  @pages for each run of positions, first the sinks    @pages:  @tile for each page
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from compiled_kernels.builder.functions import alloca, call, call_with, either, function, loop, repeat, return_
+from compiled_kernels.builder.functions import alloca, call, call_with, either, function, loop, repeat, return_, when
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
-from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see, mixed, shares
+from compiled_kernels.paged_attention.mlir_softmax import clear, finish, first_seen, may_see
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages, tile, tile_arguments, work
 
 
+class PositionRun(NamedTuple):
+    """Positions from `first` to `last` that a row reads from pages of one kind: each chunk its part of them, or one
+    chunk all."""
+
+    pages: DecodePages
+    chunk: Literal["each", "first", "last"]
+    first: Value
+    last: Value
+
+
+@dataclass(frozen=True)
+class Context:
+    """Say what a row reads: all positions of its window, and the sinks, from dense pages."""
+
+    shape: DecodeAttention
+
+    @property
+    def kinds(self) -> tuple[DecodePages, ...]:
+        """Return the kinds of pages, each with a page table of its own."""
+        return (ReadDensePages(self.shape),)
+
+    @property
+    def memories(self) -> list[Named]:
+        """Return the memories of all pages, then their tables, row after row."""
+        memories = [each for kind in self.kinds for each in kind.memories]
+        return memories + [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
+
+    def runs(self, seen: Value, length: Value) -> list[PositionRun]:
+        """Return the runs of the positions from `seen` to `length`."""
+        (dense,) = self.kinds
+        return [PositionRun(dense, "each", seen, length)]
+
+
 def seek(shape: DecodeAttention, name: str) -> None:
-    """Make @{name}_seek(page, end, position, group[, chosen]): the first page of a table from `page` on that is chosen
-    and in which the query at `position` may see a key with a head of the group, or `end` where there is none."""
+    """Make @{name}_seek(page, end, position, group[, chosen, line]): the first page of a table from `page` on that is
+    chosen and in which the query at `position` may see a key with a head of the group, or `end` where there is none."""
     arguments = [*indices("page", "end", "position", "group"), *_chosen(shape)]
     with function(f"{name}_seek", arguments, results=("index",)) as given:
 
         def hidden(page: Value) -> Value:
             needed = []
             if shape.selected:
-                needed.append(given["chosen"][page].compared("ne", 0))
+                needed.append(given["chosen"][given["chosen_line"] + page].compared("ne", 0))
             if shape.mask:
                 here, low = given["position"], page * shape.page_size
                 needed.append(may_see(shape, (here, here), (low, low + shape.page_size - 1), given["group"]))
@@ -47,32 +82,30 @@ def seek(shape: DecodeAttention, name: str) -> None:
 
 
 def _chosen(shape: DecodeAttention) -> list[Named]:
-    """Return the last argument where pages are chosen: which of them are read."""
-    return [Named("chosen", shape.types["chosen"])] * shape.selected
+    """Return the last arguments where pages are chosen: which of them are read, from a place on."""
+    return [Named("chosen", shape.types["chosen"]), *indices("chosen_line")] * shape.selected
 
 
-def _walk_arguments(pages: DecodePages, table: str) -> list[Named]:
+def _walk_arguments(pages: DecodePages) -> list[Named]:
     shape, bounds = pages.shape, indices("line", "begin", "end", "first", "last")
-    return [*work(shape, pages.queries_type), *pages.memories, Named("table", table), *bounds, *_chosen(shape)]
+    table = Named("table", shape.flat_type)
+    return [*work(shape, pages.queries_type), *pages.memories, table, *bounds, *_chosen(shape)]
 
 
-def walk(pages: DecodePages, table: str, name: str) -> None:
+def walk(pages: DecodePages, name: str) -> None:
     """Make @{name}_{kind}_pages (see `_walk_arguments`): the tile of every page from begin to end that is chosen, and
-    in which the query at `position` may see a key, cut to the positions from first to last. Page numbers stand in a
-    line of the `table`, or where it is flat from `line` on."""
+    in which the query at `position` may see a key, cut to the positions from first to last. Page numbers stand in the
+    `table` from `line` on."""
     shape = pages.shape
-    with function(f"{name}_{pages.kind}_pages", _walk_arguments(pages, table)) as given:
-        end, flat, zero = given["end"], len(given["table"].type.shape) == 1, index(0)
-
-        def number(page: Value) -> Value:
-            place = given["line"] + page if flat else (given["line"], page)
-            return given["table"][place].to("index")
+    with function(f"{name}_{pages.kind}_pages", _walk_arguments(pages)) as given:
+        end, zero = given["end"], index(0)
 
         def visit(page: Value, after: Value) -> None:
             base, later = page * shape.page_size, after.below(end).select(after, page)
             begin = given["first"].compared("ugt", base).select(given["first"] - base, zero)
             offsets = {"base": base, "from": begin, "to": (given["last"] - base).minimum(shape.page_size)}
-            numbers = {"page": number(page), "next": number(later)}
+            places = {"page": page, "next": later}
+            numbers = {each: given["table"][given["line"] + at].to("index") for each, at in places.items()}
             call_with(f"{name}_{pages.kind}_tile", tile_arguments(pages), given | offsets | numbers)
 
         def needed(page: Value) -> Value:
@@ -89,51 +122,49 @@ def walk(pages: DecodePages, table: str, name: str) -> None:
                 turn.carry([after])
 
 
-def run(
-    pages: DecodePages, name: str, given: Mapping[str, Value], pages_of: tuple[Value, Value], first: Value, last: Value
-) -> None:
-    """Walk pages from begin to end, cut to the positions from first to last."""
-    begin, end = pages_of
-    bounds = {"begin": begin, "end": end, "first": first, "last": last}
-    call_with(f"{name}_{pages.kind}_pages", _walk_arguments(pages, ""), {**given, **bounds})
+def _visit(run: PositionRun, name: str, given: Mapping[str, Value]) -> None:
+    """Walk this chunk's pages of a run."""
+    pages, chunk, first, last = run
+    size, chunks, place = pages.shape.page_size, pages.shape.chunks, given["chunk"]
+    start = first // size
+    stop = first.below(last).select(last.divided_up(size), start)
+
+    def visit(begin: Value, end: Value) -> None:
+        own = {each: given[f"{pages.kind}_{each}"] for each in ("q", "table", "line")}
+        bounds = {"begin": begin, "end": end, "first": first, "last": last}
+        call_with(f"{name}_{pages.kind}_pages", _walk_arguments(pages), {**given, **own, **bounds})
+
+    if chunk == "each":  # counted from the end: the last chunk is never empty
+        after, count = index(chunks) - place, stop - start
+        each = count.divided_up(chunks)
+        visit(*(stop - (each * left).minimum(count) for left in (after, after - 1)))
+    else:
+        with when(place.equals(0 if chunk == "first" else chunks - 1)):
+            visit(start, stop)
 
 
-def begin_item(shape: DecodeAttention, given: dict[str, Value], length: Value) -> dict[str, Value]:
-    """Return an item's values by name, with room for its scores; its state is that before any key: sums 0, peak minus
-    infinity, total 0."""
-    partial, row, chunk = given["partial"], given["row"], given["chunk"]
-    buffers = {name: alloca(shape.types[name]) for name in ("scores", "weights")}
-    first, zero = given["group"] * shape.queries_per_kv, constant(0.0, "f32")
-    with loop(first, first + shape.queries_per_kv) as head:
-        with loop(0, shape.head_dim + 2) as at:
-            partial[row, head.index, chunk, at.index] = zero
-        partial[row, head.index, chunk, shape.head_dim] = constant(-math.inf, "f32")
-    return given | buffers | {"position": length - 1}
+def item_arguments(context: Context) -> list[Named]:
+    shape, lines = context.shape, [f"{each.kind}_line" for each in context.kinds]
+    places = [*indices(*lines, "length"), Named("partial", shape.types["partial"]), *indices("row", "group", "chunk")]
+    return [Named("q", shape.types["queries"]), *context.memories, *places, *_chosen(shape)]
 
 
-def item(shape: DecodeAttention, name: str) -> None:
-    """Make @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk[, chosen]): the chunk's part
-    of the row's context, for all query heads of the group, into `partial`."""
-    pages = ReadDensePages(shape)
-    with function(f"{name}_item", _item_arguments(shape)) as given:
-        length = given["lengths"][given["row"]].to("index")
-        values = begin_item(shape, given | {"line": given["row"]}, length)
-        first, zero = first_seen(shape, length), index(0)
-        if shape.num_sink_tokens:  # the first chunk sees to them
-            end = given["chunk"].equals(0).select(first.minimum(shape.num_sink_tokens), zero)
-            run(pages, name, values, (zero, end.divided_up(shape.page_size)), zero, end)
-        # counted from the end: the last chunk is never empty
-        stop, after = length.divided_up(shape.page_size), index(shape.chunks) - given["chunk"]
-        count = stop - first // shape.page_size
-        each = count.divided_up(shape.chunks)
-        begin, end = (stop - (each * left).minimum(count) for left in (after, after - 1))
-        run(pages, name, values, (begin, end), first, length)
-
-
-def _item_arguments(shape: DecodeAttention) -> list[Named]:
-    t, pages = shape.types, ReadDensePages(shape)
-    places = [Named(each, t[each]) for each in ("table", "lengths", "partial")]
-    return [Named("q", t["queries"]), *pages.memories, *places, *indices("row", "group", "chunk"), *_chosen(shape)]
+def item(context: Context, name: str) -> None:
+    """Make @{name}_item (see `item_arguments`): the chunk's part of the row's context of so many positions, for all
+    query heads of the group, into `partial`; each table's page numbers stand from its line on."""
+    shape = context.shape
+    with function(f"{name}_item", item_arguments(context)) as given:
+        partial, row, chunk, length = (given[each] for each in ("partial", "row", "chunk", "length"))
+        given |= {each: alloca(shape.types[each]) for each in ("scores", "weights")} | {"position": length - 1}
+        given |= {f"{each.kind}_q": each.queries(given["q"]) for each in context.kinds}
+        head = given["group"] * shape.queries_per_kv
+        with loop(head, head + shape.queries_per_kv) as turn:
+            clear(shape, partial, (row, turn.index, chunk))
+        seen = first_seen(shape, length)
+        if shape.num_sink_tokens:
+            _visit(PositionRun(context.kinds[0], "first", index(0), seen.minimum(shape.num_sink_tokens)), name, given)
+        for run in context.runs(seen, length):
+            _visit(run, name, given)
 
 
 def _results(shape: DecodeAttention) -> list[Named]:
@@ -144,74 +175,51 @@ def _results(shape: DecodeAttention) -> list[Named]:
 def merge(shape: DecodeAttention, name: str) -> None:
     """Make @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
     every head's chunks, each times its share, rounded; a row without a context is zero."""
-    lanes, dim = shape.columns, shape.head_dim
     arguments = [*_results(shape), *indices("begin", "end")]
     with (
         function(f"{name}_merge", arguments) as given,
         loop(given["begin"], given["end"]) as row,
         loop(0, shape.num_heads) as head,
     ):
-        at = [(row.index, head.index, chunk) for chunk in range(shape.chunks)]
-        peaks, totals = ([given["partial"][*each, place] for each in at] for place in (dim, dim + 1))
+        parts = [(row.index, head.index, chunk) for chunk in range(shape.chunks)]
         sink = given["sinks"][head.index] if shape.sink_logits else None
-        parts = [each.broadcast(lanes) for each in shares(shape, peaks, totals, sink)]
-        for column in range(0, dim, lanes):
-            sums = [given["partial"].load(lanes, *each, column) for each in at]
-            given["mixed"].store(mixed(sums, parts).to(shape.dtype), row.index, head.index * dim + column)
+        finish(shape, given["partial"], parts, sink, given["mixed"], (row.index, head.index * shape.head_dim))
 
 
-def attention(shape: DecodeAttention, name: str) -> None:
-    """Make @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk[, chosen]) and
-    @{name}_merge(partial[, sink logits], mixed, begin, end), with what they call."""
-    walks(shape, name, [(ReadDensePages(shape), shape.types["table"])])
-    item(shape, name)
-    merge(shape, name)
-
-
-def walks(shape: DecodeAttention, name: str, kinds: Iterable[tuple[DecodePages, str]]) -> None:
-    """Make the walks over pages of these kinds, each with the type of its table."""
-    if shape.skips_pages:
-        seek(shape, name)
-    for pages, table in kinds:
+def attention(context: Context, name: str) -> None:
+    """Make @{name}_item (see `item_arguments`) and @{name}_merge(partial[, sink logits], mixed, begin, end), with what
+    they call."""
+    if context.shape.skips_pages:
+        seek(context.shape, name)
+    for pages in context.kinds:
         tile(pages, name)
-        walk(pages, table, name)
+        walk(pages, name)
+    item(context, name)
+    merge(context.shape, name)
 
 
-def attend_pages(shape: DecodeAttention) -> None:
-    """Make @paged_attention(q [row, head, dim], keys, values, table, lengths[, selections], partial[, sink logits],
-    mixed [row, head * dim]), run by all threads at once, with what it calls."""
-    t = shape.types
-    selections = [Named("selections", t["selections"])] * shape.selected
-    places = [Named("table", t["table"]), Named("lengths", t["lengths"]), *selections]
-    arguments = [*ReadDensePages(shape).memories, *places]
-
-    def attend(given: dict[str, Value]) -> None:
-        if shape.selected:
-            with loop(0, shape.max_pages) as page:
-                given["chosen"][page.index] = given["selections"][given["row"], given["group"], page.index]
-        call_with("attend_item", _item_arguments(shape), given)
-
-    attention(shape, "attend")
-    attention_entry(shape, "paged_attention", arguments, _chosen(shape), attend)
-
-
-def attention_entry(
-    shape: DecodeAttention, name: str, arguments: Iterable[Named], buffers: Iterable[Named],
-    attend: Callable[[dict[str, Value]], None],
-) -> None:  # fmt: skip
-    """Make @{name}(queries [row, head, dim], arguments, partial[, sink logits], mixed): every item, whose values
-    `attend` takes by name, then every row merged, by the functions named `attend`. With `sizes` there are as many rows
-    as its first number says. The threads have `buffers` of their own, and `q` for an item's queries."""
-    t, each_group, lanes = shape.types, shape.queries_per_kv, shape.columns
-    with entry(name, [Named("all", t["q"]), *arguments, *_results(shape)]) as given:
-        own = {each.name: alloca(each.type) for each in (Named("q", t["queries"]), *buffers)}
-        rows = given["sizes"][0].to("index") if "sizes" in given else index(shape.rows)
-        with loop(given["thread"], rows * (shape.num_kv_heads * shape.chunks), given["threads"]) as turn:
+def attend_rows(context: Context, operator: str) -> None:
+    """Make @{operator}(q [row, head, dim], pages and their tables (see `Context.memories`), owner of each row, length
+    of each row, (rows, pages of a line of each table)[, chosen pages [row, kv_head, page]], partial[, sink logits],
+    mixed [row, head * dim]), run by all threads at once, with what it calls; `owners` say which lines of the tables a
+    row reads."""
+    shape, kinds = context.shape, context.kinds
+    t, each_group, lanes, groups = shape.types, shape.queries_per_kv, shape.columns, shape.num_kv_heads
+    places = [*(Named(each, t["lengths"]) for each in ("owners", "lengths")), Named("sizes", "memref<3xi32>")]
+    arguments = [Named("all", t["q"]), *context.memories, *places, *_chosen(shape)[:1], *_results(shape)]
+    attention(context, "attend")
+    with entry(operator, arguments) as given:
+        queries = alloca(t["queries"])
+        rows, *held = (given["sizes"][at].to("index") for at in range(1 + len(kinds)))
+        with loop(given["thread"], rows * (groups * shape.chunks), given["threads"]) as turn:
             pair = turn.index // shape.chunks
-            group, row = pair % shape.num_kv_heads, pair // shape.num_kv_heads
+            group, row = pair % groups, pair // groups
             with loop(0, each_group) as head, loop(0, shape.head_dim, lanes) as at:
                 query = given["all"].load(lanes, row, group * each_group + head.index, at.index)
-                own["q"].store(query, head.index, at.index)
-            attend(given | own | {"chunk": turn.index % shape.chunks, "group": group, "row": row})
+                queries.store(query, head.index, at.index)
+            owner, length = (given[each][row].to("index") for each in ("owners", "lengths"))
+            here = {"q": queries, "length": length, "chunk": turn.index % shape.chunks, "group": group, "row": row}
+            here |= {f"{kind.kind}_line": owner * each for kind, each in zip(kinds, held, strict=True)}
+            call_with("attend_item", item_arguments(context), given | here | {"chosen_line": pair * held[0]})
         wait()
         call("attend_merge", [*(given[each.name] for each in _results(shape)), *share(given, rows, 1)])

@@ -16,6 +16,7 @@ HEADS_TOGETHER = 4  # query heads whose sums are kept in registers at once
 BLOCK_POSITIONS = 64  # positions
 QUERIES_TOGETHER = 4  # queries whose sums are in registers at once
 TILE_QUERIES = 64  # queries (tokens times heads) that walk the context together
+ROWS_BOUND = 1 << 20  # rows: a bound for types only
 MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
 
 
@@ -115,8 +116,8 @@ class PagedHeads(HeadShape):
 class DecodeAttention(PagedHeads):
     """`rows` queries, each at the last position of its own context, of `max_pages` pages at most, in `chunks` parts."""
 
-    rows: int
-    max_pages: int
+    rows: int = ROWS_BOUND
+    max_pages: int = ROWS_BOUND
     chunks: int = 1
 
     @property
@@ -125,10 +126,15 @@ class DecodeAttention(PagedHeads):
         return -(-self.page_size // self.lanes) * self.lanes
 
     @property
+    def flat_type(self) -> str:
+        """Return the type of a page table row after row."""
+        return memref((min(SIZE_BOUND, self.rows * self.max_pages),), "i32")
+
+    @property
     def types(self) -> dict[str, str]:
         """Return memref types by name: `queries` are those of one key/value head; `partial` holds a chunk's unscaled
         sums, then its peak, then its total; `chosen` says which pages of a row's table its queries of one key/value
-        head read, `selections` those of all."""
+        head read."""
         return {
             "q": memref((self.rows, self.num_heads, self.head_dim), self.dtype),
             "pages": self.pages,
@@ -141,7 +147,6 @@ class DecodeAttention(PagedHeads):
             "mixed": memref((self.rows, self.num_heads * self.head_dim), self.dtype),
             "sinks": memref((self.num_heads,), "f32"),
             "chosen": memref((self.max_pages,), "i8"),
-            "selections": memref((self.rows, self.num_kv_heads, self.max_pages), "i8"),
         }
 
 
@@ -176,7 +181,8 @@ class SpanAttention(PagedHeads):
     def types(self) -> dict[str, str]:
         """Return memref types by name: `sizes` are the numbers of tokens, of positions and of pages; `chosen` which
         pages each token reads for each key/value head, one after another; `keys` and `values` the new
-        layout, block by block of each key/value head; `sums`, `peaks` (and totals) one tile's, by slot; `weights`
+        layout, block by block of each key/value head; `found` what each slot of a tile has found, in whole cache
+        lines (of 8, 16, 32 and 64 columns of padding the last alone never cost time, on Zen 3); `weights`
         those of one block for a few slots."""
         return {
             "q": memref((SIZE_BOUND, self.num_heads, self.head_dim), self.dtype),
@@ -189,7 +195,6 @@ class SpanAttention(PagedHeads):
                 (SIZE_BOUND, BLOCK_POSITIONS // self.values_per_element, self.head_dim), self.element_type
             ),
             "sinks": memref((self.num_heads,), "f32"),
-            "sums": memref((self.tile_slots, self.head_dim), "f32"),
-            "peaks": memref((self.tile_slots,), "f32"),
+            "found": memref((self.tile_slots, self.head_dim + 64), "f32"),
             "weights": memref((QUERIES_TOGETHER, BLOCK_POSITIONS), "bf16" if self.uses_bf16_pairs else "f32"),
         }

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from compiled_kernels.builder.functions import loop
 from compiled_kernels.builder.values import Value, constant, exp, fma, index
 from compiled_kernels.builder.vectors import tanh, total
 from compiled_kernels.paged_attention.mlir_shape import HeadShape, PagedHeads
@@ -15,7 +16,7 @@ from compiled_kernels.scalar_code.intervals import reach
 from compiled_kernels.scalar_code.mlir import scalar_code
 from compiled_kernels.scalar_code.program import Program
 
-Spot = tuple[Value, tuple[Value | int, ...]]  # a memory, and a place in it
+Place = tuple[Value | int, ...]
 
 
 class Query(NamedTuple):
@@ -26,16 +27,15 @@ class Query(NamedTuple):
         head: the number of its head among all.
         slot: its number among those that are at work together.
         place: where its numbers lie in the memory of queries.
-        sums, peak, total: where what it has found so far lies: weighted values, highest logit, sum of weights.
+        found: the memory of what it has found so far, and the place there: weighted values, one a column, then the
+            highest logit, then the sum of weights.
     """
 
     position: Value
     head: Value
     slot: int
-    place: tuple[Value | int, ...]
-    sums: Spot
-    peak: Spot
-    total: Spot
+    place: Place
+    found: tuple[Value, Place]
 
 
 class Keys(NamedTuple):
@@ -83,19 +83,42 @@ def weigh(shape: PagedHeads, query: Query, keys: Sequence[Keys]) -> tuple[list[V
     """Return the weights of vectors of keys, exp(logit - peak), and the factor of earlier sums, exp(earlier peak -
     peak): it is 1 where the peak has not moved; that of a query that has seen nothing yet is minus infinity still."""
     found = [logits(shape, query, each) for each in keys]
-    (memory, place), (totals, total_place) = query.peak, query.total
-    before = memory[place]
+    memory, place = query.found
+    peak_place, total_place = ((*place, at) for at in (shape.head_dim, shape.head_dim + 1))
+    before = memory[peak_place]
     peak = before.maximum(functools.reduce(Value.maximum, (logit for _, logit in found)).reduce("maximumf"))
-    memory[place] = peak
+    memory[peak_place] = peak
     peaks, earlier = peak.broadcast(shape.lanes), before.broadcast(shape.lanes)
     zero = peaks.like(0.0)
     weights = [visible.select(exp(logit - peaks), zero) for visible, logit in found]
     factor = exp(earlier.equals(peaks).select(zero, earlier - peaks)).at(0)
-    totals[total_place] = totals[total_place] * factor + total(functools.reduce(Value.__add__, weights))
+    memory[total_place] = memory[total_place] * factor + total(functools.reduce(Value.__add__, weights))
     return weights, factor
 
 
-def shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], sink: Value | None) -> list[Value]:
+def clear(shape: HeadShape, memory: Value, place: Place) -> None:
+    """Make what a query has found nothing."""
+    with loop(0, shape.head_dim + 2) as at:
+        memory[*place, at.index] = constant(0.0, "f32")
+    memory[*place, shape.head_dim] = constant(-math.inf, "f32")
+
+
+def finish(
+    shape: PagedHeads, memory: Value, places: Sequence[Place], sink: Value | None, out: Value, place: Place
+) -> None:
+    """Make out[place] the result of a query that has found this in parts, from the last index on: each part times its
+    share, rounded; zeros for one that has seen nothing."""
+    dim, lanes = shape.head_dim, shape.columns
+    peaks, totals = ([memory[*each, at] for each in places] for at in (dim, dim + 1))
+    parts = [each.broadcast(lanes) for each in _shares(shape, peaks, totals, sink)]
+    for column in range(0, dim, lanes):
+        whole = constant(0.0, "f32", lanes)
+        for each, part in zip(places, parts, strict=True):
+            whole = fma(memory.load(lanes, *each, column), part, whole)
+        out.store(whole.to(shape.dtype), *place[:-1], place[-1] + column)
+
+
+def _shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], sink: Value | None) -> list[Value]:
     """Return the factors of the sums of one query, found in parts with these peaks and totals, in its result: weights
     of all parts have one peak then, and are divided by their sum, which the sink logit joins; 0 for a query that has
     seen nothing."""
@@ -110,11 +133,6 @@ def shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], si
     whole = whole + factors[-1] if sink else whole
     whole = whole.equals(0.0).select(whole.like(1.0), whole)
     return [factor / whole for factor in factors[: len(totals)]]
-
-
-def mixed(sums: Sequence[Value], parts: Sequence[Value]) -> Value:
-    """Return the sum of sums, each times its share."""
-    return functools.reduce(lambda found, each: fma(*each, found), zip(sums, parts, strict=True), sums[0].like(0.0))
 
 
 def may_see(shape: HeadShape, queries: tuple[Value, Value], keys: tuple[Value, Value], group: Value) -> Value:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compiled_kernels.builder.functions import function, loop
+from compiled_kernels.builder.functions import function
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, counted
 from compiled_kernels.builder.vectors import broadcast_pair
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
-from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, in_window, mixed, shares
+from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, in_window
 from compiled_kernels.paged_attention.mlir_tile import ReadPages, attend, products
 
 
@@ -85,16 +85,11 @@ class Blocks(ReadPages):
         return memory[place].to("f32").broadcast(lanes)
 
 
-def found_arguments(shape: SpanAttention) -> list[Named]:
-    """Return what the queries of a tile have found, by slot."""
-    return [Named(name, shape.types["peaks" if name == "totals" else name]) for name in ("sums", "peaks", "totals")]
-
-
 def rows_arguments(shape: SpanAttention) -> list[Named]:
-    memories = [Named(name, shape.types[name]) for name in ("q", "keys", "values", "weights")]
+    memories = [Named(name, shape.types[name]) for name in ("q", "keys", "values", "weights", "found")]
     places = indices("at", "start", "group", "token", "slot", "queries", "before")
     chosen = [Named("chosen", shape.types["chosen"]), *indices("held")] * shape.selected
-    return [*memories, *found_arguments(shape), *places, *chosen]
+    return [*memories, *places, *chosen]
 
 
 def rows(shape: SpanAttention) -> None:
@@ -108,24 +103,5 @@ def rows(shape: SpanAttention) -> None:
             slot = given["slot"] + number
             row = slot.minimum(given["queries"] - 1)
             token, head = given["token"] + row // share, given["group"] * share + row % share
-            found = ((given[each.name], (slot,)) for each in found_arguments(shape))
-            queries.append(Query(given["before"] + token, head, number, (token, head), *found))
+            queries.append(Query(given["before"] + token, head, number, (token, head), (given["found"], (slot,))))
         attend(Blocks(shape, given), queries)
-
-
-def finish_arguments(shape: SpanAttention) -> list[Named]:
-    sinks = [Named("sinks", shape.types["sinks"])] * shape.sink_logits
-    return [*sinks, *found_arguments(shape), Named("out", shape.types["q"]), *indices("group", "token", "queries")]
-
-
-def finish(shape: SpanAttention) -> None:
-    """Make @finish (see `finish_arguments`): what the tile of one group that begins with `token` and has `queries` has
-    found, put where it belongs in `out` [token, head, dim]."""
-    share, lanes = shape.queries_per_kv, shape.columns
-    with function("finish", finish_arguments(shape)) as given, loop(0, given["queries"]) as slot:
-        token, head = given["token"] + slot.index // share, given["group"] * share + slot.index % share
-        sink = given["sinks"][head] if shape.sink_logits else None
-        (part,) = shares(shape, [given["peaks"][slot.index]], [given["totals"][slot.index]], sink)
-        for column in range(0, shape.head_dim, lanes):
-            sums = given["sums"].load(lanes, slot.index, column)
-            given["out"].store(mixed([sums], [part.broadcast(lanes)]).to(shape.dtype), token, head, column)

@@ -5,13 +5,12 @@ columns of values), and one number of a query (or one weight) is spread over it:
 Then tiles of queries walk the blocks they may see with a running softmax (FlashAttention, Dao et al. 2022). Where the
 processor multiplies pairs of bfloat16, a vector's element is a pair: two columns of a key, two keys' values.
 
-    @paged_attention:  @pack for each block of each KV head | for each tile:  @rows for each block, then @finish
+    @paged_attention:  @pack for each block of each KV head | for each tile:  @rows for each block, then finished
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 from compiled_kernels.builder.functions import alloca, call_with, function, loop, when
@@ -19,14 +18,8 @@ from compiled_kernels.builder.target import Named, indices, largest_divisor
 from compiled_kernels.builder.threads import entry, wait
 from compiled_kernels.builder.values import Value, constant
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
-from compiled_kernels.paged_attention.mlir_softmax import first_seen, may_see
-from compiled_kernels.paged_attention.mlir_span_tile import (
-    finish,
-    finish_arguments,
-    found_arguments,
-    rows,
-    rows_arguments,
-)
+from compiled_kernels.paged_attention.mlir_softmax import clear, finish, first_seen, may_see
+from compiled_kernels.paged_attention.mlir_span_tile import rows, rows_arguments
 
 
 def _named(shape: SpanAttention, *names: str) -> list[Named]:
@@ -73,13 +66,13 @@ def pack(shape: SpanAttention) -> None:
 def attend_spans(shape: SpanAttention) -> None:
     """Make @paged_attention(q [token, head, dim], k, v, table, (tokens, context, held)[, chosen], keys and values in
     the new layout[, sink logits], out), run by all threads at once, with what it calls."""
-    for make in (pack, rows, finish, _entry):
+    for make in (pack, rows, _entry):
         make(shape)
 
 
 def _entry(shape: SpanAttention) -> None:
     """Make @paged_attention: packs blocks of groups in turn with the other threads, then tiles of groups."""
-    groups, tile = shape.num_kv_heads, shape.tile_tokens
+    groups, tile, share = shape.num_kv_heads, shape.tile_tokens, shape.queries_per_kv
     sinks, chosen = ["sinks"] * shape.sink_logits, ["chosen"] * shape.selected
     named = _named(shape, "q", "k", "v", "table", "sizes", *chosen, "keys", "values", *sinks)
     with entry("paged_attention", [*named, Named("out", shape.types["q"])]) as given:
@@ -94,22 +87,22 @@ def _entry(shape: SpanAttention) -> None:
             with when(needed):
                 call_with("pack", pack_arguments(shape), given | {"group": group, "block": block})
         wait()
-        found, none, zero = found_arguments(shape), constant(-math.inf, "f32"), constant(0.0, "f32")
-        given |= {each.name: alloca(each.type) for each in (*found, *_named(shape, "weights"))}
+        given |= {each.name: alloca(each.type) for each in _named(shape, "found", "weights")}
         with loop(given["thread"], tokens.divided_up(tile) * groups, given["threads"]) as item:
             group, token = item.index % groups, item.index // groups * tile
             count = (tokens - token).minimum(tile)
-            here = given | {"group": group, "token": token, "queries": count * shape.queries_per_kv}
+            here = given | {"group": group, "token": token, "queries": count * share}
             with loop(0, shape.tile_slots) as slot:
-                given["peaks"][slot.index], given["totals"][slot.index] = none, zero
-                with loop(0, shape.head_dim) as at:
-                    given["sums"][slot.index, at.index] = zero
+                clear(shape, given["found"], (slot.index,))
             with loop(0, (before + token + count).divided_up(BLOCK_POSITIONS)) as block:
                 start = block.index * BLOCK_POSITIONS
                 with when(_needed(shape, here, start, count)), loop(0, here["queries"], QUERIES_TOGETHER) as slot:
                     places = {"at": group * blocks + block.index, "start": start, "slot": slot.index}
                     call_with("rows", rows_arguments(shape), here | places)
-            call_with("finish", finish_arguments(shape), here)
+            with loop(0, here["queries"]) as slot:
+                row, head = token + slot.index // share, group * share + slot.index % share
+                sink = given["sinks"][head] if shape.sink_logits else None
+                finish(shape, given["found"], [(slot.index,)], sink, given["out"], (row, head, 0))
 
 
 def _needed(shape: SpanAttention, given: dict[str, Value], start: Value, count: Value) -> Value:

@@ -47,12 +47,12 @@ class ReadPages(ABC):
         for first in range(0, len(columns), most):
             run, sums = columns[first : first + most], []
             for query, factor in zip(queries, factors, strict=True):
-                spread, (memory, place) = factor.broadcast(lanes), query.sums
+                spread, (memory, place) = factor.broadcast(lanes), query.found
                 sums += [memory.load(lanes, *place, column) * spread for column in run]
             found = iter(self.added(queries, run, sums))
             for query in queries:
                 for column in run:
-                    query.sums[0].store(next(found), *query.sums[1], column)
+                    query.found[0].store(next(found), *query.found[1], column)
 
 
 def attend(pages: ReadPages, queries: Sequence[Query]) -> None:
@@ -96,9 +96,13 @@ class DecodePages(ReadPages):
         """Return the memories that keys and values lie in."""
 
     @property
-    @abstractmethod
     def queries_type(self) -> str:
         """Return the type of the memory of queries."""
+        return self.shape.types["queries"]
+
+    def queries(self, q: Value) -> Value:
+        """Return the queries of one key/value head as they are read."""
+        return q
 
     @abstractmethod
     def score(self, queries: Sequence[Query]) -> None:
@@ -148,9 +152,8 @@ def tile(pages: DecodePages, name: str) -> None:
             queries = []
             for number in range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)):
                 head = first_head + number
-                place = given["row"], head, given["chunk"]
-                found = ((given["partial"], (*place, *at)) for at in ((), (shape.head_dim,), (shape.head_dim + 1,)))
-                queries.append(Query(given["position"], head, number - first, (number,), *found))
+                found = given["partial"], (given["row"], head, given["chunk"])
+                queries.append(Query(given["position"], head, number - first, (number,), found))
             attend(bound, queries)
 
 
@@ -162,10 +165,6 @@ class ReadDensePages(DecodePages):
     @property
     def memories(self) -> list[Named]:
         return [Named("k", self.shape.pages), Named("v", self.shape.pages)]
-
-    @property
-    def queries_type(self) -> str:
-        return self.shape.types["queries"]
 
     def score(self, queries: Sequence[Query]) -> None:
         shape, pairs = self.shape, self.shape.uses_bf16_pairs

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 
 from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import ManyRows
+from compiled_kernels.blocked.many_rows import ManyRows
+from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, memref
-from compiled_kernels.decode_step.layer_kernel import AnyProduct, LayerKernel, int8_buffers, weight_arguments_of
+from compiled_kernels.decode_step.layer_kernel import AnyProduct, LayerKernel, int8_buffers
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
+from compiled_kernels.paged_attention.mlir_shape import HeadShape
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,9 @@ class BlockShape:
         """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
         code."""
         rotary = None if self.layer.rotary_index is None else 0
-        ours = {
-            "page_table": 0,
-            "quantized": None,
-            "quantized_page_table": None,
-            "sliding_window": 0,
-            "num_sink_tokens": 0,
-            "softcap": 0.0,
-            "sink_logits": False,
-            "mask": "",
-            "score": "",
-            "normalized": True,
-            "selected": False,
-            "selection": None,
-        }
-        return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours))
+        ours = {each.name: each.default for each in fields(HeadShape) if each.default is not MISSING}
+        pages = {"page_table": 0, "quantized": None, "quantized_page_table": None, "selection": None}
+        return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours, **pages))
 
     @cached_property
     def layer_kernel(self) -> LayerKernel:
@@ -111,10 +101,6 @@ class BlockShape:
     def gated(self) -> Named:
         return Named("gated", self.gate_up.out_type)
 
-    def int8(self, *products: ManyRows) -> list[Named]:
-        """Rows of INT8 that are multiplied with these weights in place of rows of numbers, one buffer a width."""
-        return int8_buffers(products, SIZE_BOUND)
-
     @property
     def heads(self) -> list[Named]:
         """Return the queries, keys and values: [row, head, dim]."""
@@ -127,9 +113,9 @@ class BlockShape:
         """Return the arguments of the side before attention, but for the number of rows."""
         norm = Named("attention_norm", self.layer_kernel.step.norm_type)
         head_norms = self.layer_kernel.head_norms.values()
-        products = [named for product in self.qkv for named in weight_arguments_of(self.name_of(product), product)]
+        products = [named for product in self.qkv for named in self.layer_kernel.stored(product)]
         weights = [norm, *products, *head_norms]
-        between = [self.normed, *self.int8(*self.qkv), self.layer_kernel.qkv_out]
+        between = [self.normed, *int8_buffers(self.qkv, SIZE_BOUND), self.layer_kernel.qkv_out]
         return [*weights, self.x, *self.layer_kernel.angles, *between, *self.heads]
 
     @property
@@ -137,15 +123,11 @@ class BlockShape:
         """Return the arguments of the side after attention, but for the number of rows."""
         norm = Named("feedforward_norm", self.layer_kernel.step.norm_type)
         post = [each for part in ("attention", "feedforward") for each in self.layer_kernel.post_norm(part)]
-        products = (("output", self.output), ("gate_up", self.gate_up), ("down", self.down))
-        weights = [norm, *post, *(named for name, product in products for named in weight_arguments_of(name, product))]
-        rows = self.int8(self.output, self.gate_up, self.down)
+        products = self.output, self.gate_up, self.down
+        weights = [norm, *post, *(named for product in products for named in self.layer_kernel.stored(product))]
+        rows = int8_buffers(products, SIZE_BOUND)
         added = [] if self.layer_kernel.adds else [self.layer_kernel.added]
         return [*weights, self.x, *added, self.mixed, *self.widened, self.normed, self.gated, *rows]
-
-    def name_of(self, product: ManyRows) -> str:
-        """Return what a product's weights are called."""
-        return product.name.removeprefix(f"{self.layer_kernel.name}_")
 
     def buffers(self) -> dict[str, tuple[int, str]]:
         """Return columns and type of what lies between: of each argument that holds a row for each token."""
@@ -153,22 +135,11 @@ class BlockShape:
         for name, kind in (*self.before, *self.after):
             rows, *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
             if rows == str(SIZE_BOUND):
-                found[name] = (_product(map(int, sizes)), element)
+                found[name] = (math.prod(map(int, sizes)), element)
         return found
-
-
-def _product(sizes: Iterable[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
-    stored = product.weight_dtype, product.x_dtype, product.target, product.bias
-    return ManyRows(
-        product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8,
-        quant_group=product.quant_group, scales=product.scales, minima=product.minima, columns=product.columns,
-        first_column=product.first_column,
-    )  # fmt: skip
+    shared = {each.name: getattr(product, each.name) for each in fields(Panels)}
+    return ManyRows(**shared, columns=product.columns, first_column=product.first_column)

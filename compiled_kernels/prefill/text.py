@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import Done, Finish, ManyRows, add_sums, even_runs, many, pair_sums, store_sums
+from compiled_kernels.blocked.many import even_runs, many
+from compiled_kernels.blocked.many_rows import Done, Finish, ManyRows, add_sums, pair_sums, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import Given, call, loop, text_of, when
 from compiled_kernels.builder.target import SIZE_BOUND, Named, largest_divisor
 from compiled_kernels.builder.threads import entry, share
 from compiled_kernels.builder.vectors import copy
 from compiled_kernels.decode_step.elementwise import activated, add_normed, norm
-from compiled_kernels.decode_step.layer_kernel import LayerKernel, make_quantizers, multiply
+from compiled_kernels.decode_step.layer_kernel import LayerKernel, enter, make_quantizers, multiply
 from compiled_kernels.decode_step.rotary import copy_value, rotated_head
 from compiled_kernels.prefill.shape import BlockShape
 
@@ -43,8 +44,7 @@ def _before(shape: BlockShape) -> None:
     make_quantizers("rows", shape.qkv, SIZE_BOUND)
     with _runs("before", shape.before) as given:
         _norm(given, "attention_norm")
-        for product in shape.qkv:
-            _multiply(product, shape.name_of(product), given, "normed", layer.qkv_out.name)
+        _multiply(layer, given, "normed", layer.qkv_out.name, *shape.qkv)
         _turn(layer, given)
 
 
@@ -59,11 +59,11 @@ def _after(shape: BlockShape) -> None:
     with _runs("after", shape.after) as given:
         if shape.widened:
             _widen(shape, given)
-        _multiply(shape.output, "output", given, "widened" if shape.widened else "mixed", layer.added.name)
+        _multiply(layer, given, "widened" if shape.widened else "mixed", layer.added.name, shape.output)
         _post_norm(layer, given, "attention")
         _norm(given, "feedforward_norm")
-        _multiply(shape.gate_up, "gate_up", given, "normed", "gated")
-        _multiply(shape.down, "down", given, "gated", layer.added.name)
+        _multiply(layer, given, "normed", "gated", shape.gate_up)
+        _multiply(layer, given, "gated", layer.added.name, shape.down)
         _post_norm(layer, given, "feedforward")
 
 
@@ -84,9 +84,11 @@ def _norm(given: Given, name: str) -> None:
     call("norm", [given[each] for each in ("x", name, "normed", "begin", "end")])
 
 
-def _multiply(product: ManyRows, weights: str, given: Given, x: str, out: str) -> None:
+def _multiply(layer: LayerKernel, given: Given, x: str, out: str, *products: ManyRows) -> None:
     rows = given["begin"], given["end"]
-    multiply(product, given, x, out, (*rows, given["rows"]), prefix="rows", rows=rows, weights=weights)
+    enter(products, given, x, "rows", rows)
+    for product in products:
+        multiply(product, layer.name_of(product), given, x, out, (*rows, given["rows"]))
 
 
 def _turn(layer: LayerKernel, given: Given) -> None:

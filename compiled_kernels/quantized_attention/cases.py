@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.attention import AttentionParameters, Spans, attention_reference
-from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
+from compiled_kernels.attention import AttentionParameters, attention_reference
+from compiled_kernels.cases import Case, Suite, in_float64, random_normal
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.paged_attention.cases import terms
+from compiled_kernels.paged_attention.cases import case as dense_case
+from compiled_kernels.paged_attention.cases import page_table, spans_of, terms
 from compiled_kernels.quantized_attention.api import QuantizedKV
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
 from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, bits_per_number, dequantize
@@ -44,11 +46,10 @@ def inputs(
 ) -> tuple:
     """Draw spans over pages in random order. Memory that no query of this step reads is NaN, and unwritten codes are
     255."""
-    rule = QuantizationRule(run, lag, first)
-    starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
-    q = random_normal(generator, dtype, (int(starts[-1]), num_kv_heads * queries_per_kv, dim))
+    rule, heads = QuantizationRule(run, lag, first), num_kv_heads * queries_per_kv
+    q = random_normal(generator, dtype, (sum(spans), heads, dim))
     held = [-(-context // size) for context in contexts]
-    tables = [_table(generator, held) for _ in range(2)]
+    tables = [page_table(generator, held) for _ in range(2)]
     whole = random_normal(generator, dtype, (2, sum(held) + 1, num_kv_heads, size, dim))
     recent = torch.full_like(whole, torch.nan)
     groups_settled = [
@@ -71,19 +72,9 @@ def inputs(
         for at in [*range(min(first, unsettled)), *range(unsettled, context)]:
             place = slice(None), int(tables[1][seq, at // size]), slice(None), at % size
             recent[place] = whole[place]
-    lengths = torch.tensor(contexts, dtype=torch.int32)
-    sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
-    step = Spans(starts, lengths, all(each == 1 for each in spans))
+    sink_logits = random_normal(generator, torch.float32, (heads,)) if sinks else None
     kv = QuantizedKV(*quantized, *recent, *tables, rule=rule)
-    return q, kv, step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits)
-
-
-def _table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
-    order = (torch.randperm(sum(held), generator=generator) + 1).tolist()
-    table = torch.zeros(len(held), max(2, *held, 2), dtype=torch.int32)
-    for seq, count in enumerate(held):
-        table[seq, :count] = torch.tensor([order.pop() for _ in range(count)])
-    return table
+    return q, kv, spans_of(contexts, spans), AttentionParameters(dim**-0.5, mask, softcap, sink_logits)
 
 
 def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> QuantizedTensor:
@@ -104,17 +95,14 @@ def case(
     /,
     **more: Any,
 ) -> Case:
-    of = {"num_kv_heads": 3, "queries_per_kv": 3, "dim": 64, "size": 64, "run": 64, "columns": 64, "lag": 64, **more}
-    rule = QuantizationRule(of["run"], of["lag"])
-    bits = [bits_per_number(kind, run, dtype) for kind, run in zip(formats, (of["run"], of["columns"]), strict=True)]
+    more = {"formats": formats, "run": 64, "columns": 64, "lag": 64, **more}
+    dense = dense_case(f"{name} {_name(formats)}", contexts, spans, dtype, timed, **more)
+    rule = QuantizationRule(more["run"], more["lag"])
+    runs = zip(formats, (more["run"], more["columns"]), strict=True)
+    saved_bits = 16 * dtype.itemsize - sum(bits_per_number(kind, run, dtype) for kind, run in runs)
     settled = sum(rule.quantized_until(context) for context in contexts)
-    row = of["num_kv_heads"] * of["dim"]
-    read = settled * row * sum(bits) / 8 + 2 * (sum(contexts) - settled) * row * dtype.itemsize
-    heads = of["num_kv_heads"] * of["queries_per_kv"]
-    pairs = sum(span * context - span * (span - 1) // 2 for span, context in zip(spans, contexts, strict=True))
-    work = CaseCost(int(read) + 2 * sum(spans) * heads * of["dim"] * dtype.itemsize, 4 * pairs * heads * of["dim"])
-    arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "formats": formats, "dtype": dtype, **of}
-    return Case(f"{name} {_name(formats)}", arguments, work, timed)
+    numbers = settled * dense.arguments["num_kv_heads"] * dense.arguments["dim"]
+    return replace(dense, cost=replace(dense.cost, bytes=dense.cost.bytes - int(numbers * saved_bits / 8)))
 
 
 def _name(formats: tuple[QuantFormat, QuantFormat]) -> str:

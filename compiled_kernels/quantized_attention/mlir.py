@@ -10,13 +10,13 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.builder.functions import text_of
 from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
+from compiled_kernels.mlir import Kernel, compile_entry
+from compiled_kernels.paged_attention.mlir import attend_rows_of
+from compiled_kernels.paged_attention.mlir_decode import attend_rows
 from compiled_kernels.paged_attention.mlir_shape import num_chunks
 from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
-from compiled_kernels.quantized_attention.mlir_decode import attend_quantized
+from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedLayout
 from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS, QuantizedTensor
 
@@ -24,21 +24,13 @@ NAME = "quantized_attention"
 
 
 def quantized_attention(q: Tensor, kv: QuantizedKV, spans: Spans, parameters: AttentionParameters) -> Tensor:
-    tokens, heads, dim = q.shape
     shape = _shape(q, kv, parameters)
     if spans.decode_only:
-        owners, lengths = torch.arange(tokens, dtype=torch.int32), spans.context_lengths.int()
+        rows = torch.arange(len(q), dtype=torch.int32), spans.context_lengths.int()
     else:
-        owners, lengths = _rows(spans, tokens)
-    partial = torch.empty(tokens, heads, shape.chunks, dim + 2)
-    mixed = torch.empty(tokens, heads, dim, dtype=q.dtype)
-    tables = [table.int().contiguous() for table in kv.tables]
-    sizes = torch.tensor([tokens, tables[0].shape[1], tables[1].shape[1]], dtype=torch.int32)
-    logits = () if parameters.sink_logits is None else (parameters.sink_logits.float(),)
-    pages = *kv.keys.kernel_tensors, *kv.values.kernel_tensors, kv.residual_keys, kv.residual_values
-    arguments = q.contiguous(), *pages, *tables, owners, lengths, sizes, partial, *logits, mixed
-    BoundCall(_compiled(shape).address, arguments)()
-    return mixed
+        rows = _rows(spans, len(q))
+    pages = kv.residual_keys, kv.residual_values, *kv.keys.kernel_tensors, *kv.values.kernel_tensors
+    return attend_rows_of(_compiled(shape), shape, q, pages, kv.tables[::-1], rows, parameters)
 
 
 def _rows(spans: Spans, tokens: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +38,7 @@ def _rows(spans: Spans, tokens: int) -> tuple[Tensor, Tensor]:
     starts, lengths = spans.starts.int(), spans.context_lengths.int()
     owners = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), starts[1:] - starts[:-1])
     ends = (lengths - starts[1:])[owners]
-    return owners, (ends + torch.arange(1, tokens + 1, dtype=torch.int32)).contiguous()
+    return owners, ends + torch.arange(1, tokens + 1, dtype=torch.int32)
 
 
 def _columns(values: QuantizedTensor) -> int:
@@ -76,5 +68,4 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
-    text = text_of(lambda: attend_quantized(shape))
-    return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_entry(NAME, shape.target.level, lambda: attend_rows(QuantizedContext(shape), NAME))

@@ -11,8 +11,6 @@ from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAt
 from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantFormat, codes_per_word
 
-ROWS_BOUND = 1 << 20  # rows: a bound for types only
-
 
 @dataclass(frozen=True)
 class QuantizedOperand:
@@ -89,8 +87,6 @@ class QuantizedLayout:
 class QuantizedAttention(DecodeAttention):
     """Queries over quantized keys and values in quantized pages, and over the others in pages of `dtype`."""
 
-    rows: int = ROWS_BOUND
-    max_pages: int = ROWS_BOUND
     layout: QuantizedLayout
 
     def _operand(self, format: QuantFormat, summed: int, kept: int, numbers_per_scale: int) -> QuantizedOperand:
@@ -106,20 +102,3 @@ class QuantizedAttention(DecodeAttention):
     def value_operand(self) -> QuantizedOperand:
         columns = self.layout.columns_per_scale
         return self._operand(self.layout.value_format, self.page_size, self.head_dim, columns)
-
-    @property
-    def quantized_types(self) -> tuple[str, ...]:
-        """Return the types of codes, scales and minima: of keys, then of values."""
-        return tuple(
-            kind for side in (self.key_operand, self.value_operand) for kind in (side.codes, side.scales, side.scales)
-        )
-
-    @property
-    def flat_type(self) -> str:
-        """Return the type of a page table row after row, and of all else that is one number a row."""
-        return memref((min(SIZE_BOUND, self.rows * self.max_pages),), "i32")
-
-    @property
-    def float_queries_type(self) -> str:
-        """Return the type of the queries of one group as float32."""
-        return memref((self.queries_per_kv, self.head_dim), "f32")

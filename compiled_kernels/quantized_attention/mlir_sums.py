@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from compiled_kernels.builder.functions import alloca, loop
-from compiled_kernels.builder.target import Named
+from compiled_kernels.builder.target import Named, memref
 from compiled_kernels.builder.values import Value, constant, fma, rounded
-from compiled_kernels.builder.vectors import dot_bytes, total
+from compiled_kernels.builder.vectors import copy, dot_bytes, total
 from compiled_kernels.paged_attention.mlir_softmax import Query
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, products
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedOperand
@@ -39,11 +39,18 @@ class ReadQuantizedPages(DecodePages):
 
     @property
     def memories(self) -> list[Named]:
-        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, self.shape.quantized_types, strict=True)]
+        kinds = [kind for side in self._sides.values() for kind in (side.codes, side.scales, side.scales)]
+        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, kinds, strict=True)]
 
     @property
     def queries_type(self) -> str:
-        return self.shape.float_queries_type
+        return memref((self.shape.queries_per_kv, self.shape.head_dim), "f32")
+
+    def queries(self, q: Value) -> Value:
+        floats = alloca(self.queries_type)
+        with loop(0, self.shape.queries_per_kv) as head:
+            copy(q, (head.index, 0), floats, (head.index, 0), self.shape.head_dim, self.shape.columns)
+        return floats
 
     @property
     def _sides(self) -> dict[str, QuantizedOperand]:
@@ -64,7 +71,7 @@ class ReadQuantizedPages(DecodePages):
         side, scores, of_slot = self.shape.value_operand, self.given["scores"], list(factors)
 
         def join(query: Query, column: Value, found: Value) -> None:
-            memory, place = query.sums
+            memory, place = query.found
             before = memory.load(side.lanes, *place, column)
             memory.store(fma(before, of_slot[query.slot].broadcast(side.lanes), found), *place, column)
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 QuantFormat = Literal["dense", "int8", "int4", "fp8"]
@@ -108,14 +108,15 @@ def dequantize(quantized: QuantizedTensor, dtype: torch.dtype = torch.float32) -
     return rearrange(runs, "... part summed run -> ... summed (part run)")
 
 
-def decode_e4m3(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
+def decode_e4m3(codes: Shaped[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
     """Return bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none
     here.
 
         e4m3     s eeee mmm          bias 7
         float16  s 0eeee mmm0000000  bias 15: the number, and 2 ** 8 too small
 
-    A conversion from float8 is one number at a time on a CPU; this is shifts and a conversion that it has for vectors.
+    A conversion from float8 is one number at a time on a CPU, by torch.compile too; this is shifts and a conversion
+    that it has for vectors.
     """
     bits = codes.view(torch.int8).to(torch.int16) << 7  # the sign, extended, lies in two places
     return (bits & ~0x4000).view(torch.float16).to(dtype) * 2**8

@@ -93,7 +93,7 @@ def store_result(
 def scale_scores(
     scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr,
     MASK: tl.constexpr,
-):
+):  # fmt: skip
     """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where
     `allowed`; minus infinity elsewhere."""
     if SOFTCAP:
@@ -112,9 +112,15 @@ def scale_scores(
 
 
 @triton.jit
-def update_softmax(sums, peak, total, scores, v, dtype: tl.constexpr):
-    """Update the running softmax (Milakov and Gimelshein, 2018), base 2, by scores [ROWS, TILE] and values [TILE,
-    DIM]."""
+def update_softmax(
+    sums, peak, total, q, k, v, allowed, scale, softcap, head, positions, key, dtype: tl.constexpr,
+    SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr,
+):  # fmt: skip
+    """Update the running softmax (Milakov and Gimelshein, 2018), base 2, by a tile of keys [DIM, TILE] and values
+    [TILE, DIM], where `allowed` [ROWS, TILE]."""
+    scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
+    scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
+    v = operand(v, dtype)
     higher = tl.maximum(peak, tl.max(scores, axis=1))
     base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing yet
     weights = tl.exp2(scores - base[:, None])
@@ -160,7 +166,6 @@ def attend_tile(
         k = tl.load(keys + at, mask=(column < dim)[None, :], other=0.0)
         v = tl.load(values + at, mask=(column < dim)[None, :], other=0.0)
 
-    scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], TILE], tl.float32))
     allowed = tl.full([1, 1], True, tl.int1)
     if MASKED:
         allowed = key[None, :] <= positions[:, None]
@@ -168,8 +173,10 @@ def attend_tile(
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
     if CHOSEN:
         allowed = allowed & read_by
-    scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
-    return update_softmax(sums, peak, total, scores, v, v.dtype)
+    return update_softmax(
+        sums, peak, total, q, tl.trans(k), v, allowed, scale, softcap, head, positions, key, v.dtype, SOFTCAP, MASK,
+        SCORE,
+    )  # fmt: skip
 
 
 # One kernel for all of these.

@@ -5,8 +5,8 @@ The tensors lie on torch's meta device: a plan reads shapes, never numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.masks import ALiBi, AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.triton_code.launch import KernelLaunch
 
+if TYPE_CHECKING:
+    from compiled_kernels.linear.matrix_format import MatrixFormat
+
 WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256
 SIZE = 16  # tokens a page
 ROWS = {"decode": 1, "batch": 16, "prefill": 512}
-STORED = "weight", "scales", "minima"
 Examples = dict[str, list[KernelLaunch]]
 
 
@@ -151,68 +153,47 @@ def quantized_attention() -> Examples:
 
 
 def fixed_product() -> Examples:
-    from compiled_kernels.linear.triton import plan_batch_invariant
+    from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+    from compiled_kernels.linear.triton import plan
 
-    weights = {
-        "dense": (meta(WIDTH, WIDTH), None, None),
-        "int8": (meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32), None),
-        "int4": (*_grouped(torch.int32, 64), None, None, 64),
-        "int4, minima": (*_grouped(torch.int32, 128), None, _groups(128, torch.float32), 128),
-    }
+    formats = {
+        "dense": DENSE_MATRIX, "int8": INT8_MATRIX, "int4": MatrixFormat("int4", 64, torch.float16),
+        "int4, minima": MatrixFormat("int4", 128, torch.float16, torch.float32),
+    }  # fmt: skip
     return {
-        f"{name}, one order of sums": plan_batch_invariant(meta(16, WIDTH), codes, scales, *rest)[0]
-        for name, (codes, scales, *rest) in weights.items()
+        f"{name}, one order of sums": plan(meta(16, WIDTH), *_stored(format), batch_invariant=True)[0]
+        for name, format in formats.items()
     }
 
 
-def _groups(group: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    return meta(WIDTH, WIDTH // group, dtype=dtype)
-
-
-def _grouped(codes: torch.dtype, group: int, scales: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a square matrix."""
-    return meta(WIDTH, WIDTH // 8 if codes == torch.int32 else WIDTH, dtype=codes), _groups(group, scales)
-
-
-def int8() -> Examples:
-    from compiled_kernels.linear.triton import plan_int8
-
-    weights = meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32)
-    return {name: plan_int8(meta(rows, WIDTH), *weights, None)[0] for name, rows in ROWS.items()}
-
-
-def grouped() -> Examples:
-    from compiled_kernels.linear.triton import plan_grouped
-
-    weights = {
-        "int4": (*_grouped(torch.int32, 64), None, None, 64),
-        "int4, minima": (*_grouped(torch.int32, 128), _groups(128, torch.float32), None, 128),
-        "int8": (*_grouped(torch.int8, 32), None, None, 32),
-        "int8, minima": (*_grouped(torch.int8, 128), _groups(128, torch.float32), None, 128),
-        "fp8 by block": (*_grouped(torch.float8_e4m3fn, 128, torch.float32), None, None, 128),
-        "fp8 by row": (*_grouped(torch.float8_e4m3fn, WIDTH, torch.float32), None, None, WIDTH),
-    }
-    return {
-        f"{when} {name}": plan_grouped(meta(rows, WIDTH), *stored)[0]
-        for name, stored in weights.items()
-        for when, rows in ROWS.items()
-    }
+def _stored(format: MatrixFormat) -> tuple[Any, ...]:
+    """Return what a product takes of a square matrix, without a bias."""
+    stored = {"weight": ((WIDTH, WIDTH), torch.bfloat16)} if format.is_dense else format.storage(WIDTH, WIDTH)
+    parts = [meta(*shape, dtype=dtype) for shape, dtype in stored.values()]
+    return *parts, *[None] * (4 - len(parts)), format.codes, format.group
 
 
 def quantized() -> Examples:
-    """Multiply by K-quants and Q8_0 in every way; by other formats in words a row and many rows."""
-    from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
-    from compiled_kernels.linear.triton import plan_quantized
+    """Multiply by INT8, by matrices in groups, K-quants and Q8_0 in every way; by other formats in words a row and many
+    rows."""
+    from compiled_kernels.linear.matrix_format import INT8_MATRIX, WORDS, MatrixFormat
+    from compiled_kernels.linear.triton import plan
 
-    def stored(name: str) -> Iterator[Any]:
-        found = MatrixFormat.named(name).storage(WIDTH, WIDTH)
-        return (meta(*found[part][0], dtype=found[part][1]) if part in found else None for part in STORED)
-
+    formats = {
+        "int8 by row": INT8_MATRIX,
+        "int4": MatrixFormat("int4", 64, torch.float16),
+        "int4, minima": MatrixFormat("int4", 128, torch.float16, torch.float32),
+        "int8": MatrixFormat("int8", 32, torch.float16),
+        "int8, minima": MatrixFormat("int8", 128, torch.float16, torch.float32),
+        "fp8 by block": MatrixFormat("fp8", 128),
+        "fp8 by row": MatrixFormat("fp8"),
+        **{name: MatrixFormat.named(name) for name in WORDS},
+    }
     return {
-        f"{when} {name}": plan_quantized(meta(rows, WIDTH), *stored(name), bias=None, format=name)[0]
-        for name in WORDS
+        f"{when} {name}": plan(meta(rows, WIDTH), *_stored(format))[0]
+        for name, format in formats.items()
         for when, rows in ROWS.items()
-        if when != "batch" or name in ("q4_k", "q6_k", "q8_0")
+        if when != "batch" or format.words is None or name in ("q4_k", "q6_k", "q8_0")
     }
 
 
@@ -255,8 +236,6 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "gated_gelu": gated_gelu,
     "gated_clamped": gated_clamped,
     "linear": fixed_product,
-    "linear_int8": int8,
-    "linear_grouped": grouped,
     "linear_quantized": quantized,
     "expert_linear": experts,
     "kv_write": kv_write,

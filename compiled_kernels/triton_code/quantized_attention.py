@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compiled_kernels.triton_code.attention import scale_scores, span_at, store_result, update_softmax
-from compiled_kernels.triton_code.dots import dot, operand
+from compiled_kernels.triton_code.attention import span_at, store_result, update_softmax
 from compiled_kernels.triton_code.quantized import DENSE, key_tile, value_tile
 
 
@@ -21,17 +20,6 @@ from compiled_kernels.triton_code.quantized import DENSE, key_tile, value_tile
 def quantized_until(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
     """Return how many of `tokens` known tokens lie quantized."""
     return tl.maximum(tokens - LAG, 0) // RUN * RUN
-
-
-@triton.jit
-def update_softmax_tile(
-    sums, peak, total, q, k, v, allowed, scale, softcap, head, positions, key, dtype: tl.constexpr,
-    SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr,
-):  # fmt: skip
-    """Update the running softmax by a tile of keys [DIM, TILE] and values [TILE, DIM], where `allowed` [ROWS, TILE]."""
-    scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
-    scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
-    return update_softmax(sums, peak, total, scores, operand(v, dtype), dtype)
 
 
 @triton.jit(do_not_specialize=["seqs", "quantized_stride", "recent_stride", "splits", "window", "sinks"])
@@ -107,7 +95,7 @@ def attend_quantized(
             allowed = wanted[None, :] & (key[None, :] < settled[:, None])
             if WINDOW:
                 allowed = allowed & (key[None, :] > positions[:, None] - window)
-            sums, peak, total = update_softmax_tile(
+            sums, peak, total = update_softmax(
                 sums, peak, total, queries, k, v, allowed, scale, softcap, head, positions, key, q.dtype.element_ty,
                 SOFTCAP, MASK, SCORE,
             )  # fmt: skip
@@ -135,7 +123,7 @@ def attend_quantized(
                 residual_values, residual_values, residual_values, page, group, tile * STEP % SIZE, wanted, recent_page,
                 recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, COLUMNS,
             )  # fmt: skip
-            sums, peak, total = update_softmax_tile(
+            sums, peak, total = update_softmax(
                 sums, peak, total, queries, k, v, allowed, scale, softcap, head, positions, key, q.dtype.element_ty,
                 SOFTCAP, MASK, SCORE,
             )  # fmt: skip

@@ -291,6 +291,14 @@ def test_a_hopeless_step_runs_once_and_its_time_is_its_own(one: float, ratio: fl
         assert calls[Backend.EAGER] > rounds.MIN_AGREEING_ROUNDS and found.is_stable
 
 
+@pytest.mark.parametrize("mlir, inductor", [(200.0, 300.0), (200.0, 1.0)])
+def test_a_candidate_that_is_hopeless_beside_eager_is_not_chosen(tried, mlir: float, inductor: float) -> None:
+    run, kept = tried
+    chosen = run(mlir=mlir, inductor=inductor, eager=2.0).decode
+    assert chosen is (Backend.INDUCTOR if inductor < 2 else Backend.EAGER)
+    assert len(kept.load()) == 1
+
+
 @given(seconds, st.permutations([0.0] * 3 + [0.15] * 4))
 def test_three_quiet_rounds_are_enough_whichever_they_are(quick: float, delays: list[float]) -> None:
     of_steps = iter([0.0, 0.0, *(delay for delay in delays for _ in range(2))])  # first the untimed ones

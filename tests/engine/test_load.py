@@ -242,7 +242,7 @@ def test_a_load_knows_its_share_of_the_weights_and_reads_scales_once(
 ) -> None:
     """Of matrices that stay in words no scale is looked at before they are read."""
     if not words:
-        monkeypatch.setattr(GGUFStoredTensor, "words_format", lambda self: None)
+        monkeypatch.setattr(GGUFStoredTensor, "own_format", lambda self: None)
     path, scales, shares = tmp_path / "model.gguf", Counter[str](), list[float]()
     convert_to_gguf(BUNDLED_MODELS["demo-draft"], path, stored, torch.float32)
     read = GGUFStoredTensor.quantized

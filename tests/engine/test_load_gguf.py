@@ -39,21 +39,26 @@ def written(model: Any, folder: Path, kind: str) -> Path:
     return writing.write_gguf(model, folder / "model.gguf", folder / "hf", kind, changed=VOCABULARY)
 
 
-def text_of(path: Path, report: Any = [].append, **settings: Any) -> str:
-    runner = workbench.load(str(path), backend="eager", report=report, **settings)
+def text_of(path: Path, report: Any = [].append, backend: str = "eager", **settings: Any) -> str:
+    runner = workbench.load(str(path), backend=backend, report=report, **settings)
     return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
-def test_integers_stay_and_give_the_tokens_of_their_numbers(tmp_path: Path, model: Any, kind: str) -> None:
-    """Widened to float32 the same file has the same greedy tokens."""
-    path = written(model, tmp_path, kind)
-    lines: list[str] = []
+@pytest.mark.parametrize(("kind", "backend"), [
+    ("Q4_0", "eager"), ("Q4_1", "eager"), ("Q5_0", "eager"), ("Q8_0", "mlir"), ("Q4_K", "mlir"), ("Q6_K", "eager"),
+    ("F16", "mlir"),
+])  # fmt: skip
+def test_integers_stay_and_give_the_tokens_of_their_numbers(
+    tmp_path: Path, model: Any, kind: str, backend: str
+) -> None:
+    """Widened to float32 the same file has the same greedy tokens; an embedding apart from the head stays too."""
+    path, lines = written(model, tmp_path, kind), []
     runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
-    product: Any = runner.model.blocks[0].attention
-    assert product.qkv.format == MatrixFormat.named(kind.lower())
-    assert text_of(path, dtype="float32") == text_of(path, dtype="float32", weights="dense")
-    assert any(f"GGUF {kind}, 1 of " in line and "token_embd.weight" in line for line in lines)
+    built: Any = runner.model
+    right = MatrixFormat("float16") if kind == "F16" else MatrixFormat.named(kind.lower())
+    assert built.blocks[0].attention.qkv.format == built.embedding.format == right
+    assert text_of(path, lines.append, backend, dtype="float32") == text_of(path, dtype="float32", weights="dense")
+    assert not lines
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("Q4_K", None), ("Q4_0", MatrixFormat("int4", 32, torch.float16))])
@@ -68,12 +73,9 @@ def test_what_a_backend_refuses_is_widened_with_a_line(
     lines: list[str] = []
     monkeypatch.setattr(loaded_model, "unsupported", refuse)
     text_of(written(model, tmp_path, kind), lines.append)
-    cost = rf"GGUF {kind}, (\d+) of (\d+) quantized tensors are widened to bfloat16, (2.1|0.2) MB for 0.\d MB in "
-    found = [match for line in lines if (match := re.search(cost + r"the files \((.*)\)$", line))]
-    whole = [match[4] for match in found if match[1] != "1"]
-    named = "blk.0.attn_q.weight and 14 more: backend eager: none for q4_k"
-    assert whole == ([] if kept else [named])
-    assert [match[4] for match in found if match[1] == "1"] == ["token_embd.weight: it is no matrix of a product"]
+    cost = rf"GGUF {kind}, 15 of 16 quantized tensors are widened to bfloat16, 2.1 MB for 0.\d MB in the files "
+    named = r"\(blk.0.attn_q.weight and 14 more: backend eager: none for q4_k\)$"
+    assert len(lines) == (kept is None) and all(re.search(cost + named, line) for line in lines)
 
 
 def test_a_folder_with_one_file_and_the_memory_report(tmp_path: Path, model: Any) -> None:

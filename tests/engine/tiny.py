@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.linear_w8a8.api import quantize_rows
+from compiled_kernels.linear.int8_activations import quantize_rows
 from tests.helpers.recorded import Around
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel

@@ -14,6 +14,7 @@ from compiled_kernels import Backend, cases
 from compiled_kernels.backends import backend_problems
 from compiled_kernels.capabilities import GAPS
 from experiments import gpu_bench, gpu_kernels, gpu_models, gpu_timing
+from tests.thorough import THOROUGH
 
 
 def test_every_operator_of_the_backend_is_checked() -> None:
@@ -21,9 +22,7 @@ def test_every_operator_of_the_backend_is_checked() -> None:
     assert set(gpu_bench.CHECKED) == {suite.operator for suite in cases.suites()} - without - {"linear"}
 
 
-@pytest.mark.parametrize(
-    "operator", ["rms_norm", "add_rms_norm", "linear_int8", "linear_grouped", "linear_quantized", "top_logprobs"]
-)
+@pytest.mark.parametrize("operator", ["rms_norm", "add_rms_norm", "linear_quantized", "top_logprobs"])
 def test_torchs_forms_give_the_same(operator: str) -> None:
     suite = cases.suite_of(operator)
     exact = [case for case in suite.cases if case.arguments["dtype"] == torch.float32]
@@ -81,7 +80,9 @@ def test_a_part_that_breaks_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
-@pytest.mark.parametrize("part", ["check rotary", "kernels", "model dense", "model int8", "model int4", "ptx"])
+@pytest.mark.parametrize(
+    "part", ["check rotary", "kernels", "model int4", "ptx", *(["model dense", "model int8"] if THOROUGH else [])]
+)
 def test_a_rehearsal_without_a_gpu_plays_every_part(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     played = gpu_bench.BenchmarkPart(part, True, tmp_path).finished(1200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.capabilities import known_gap
-from compiled_kernels.linear.cases import GROUPED
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, WORDS, MatrixFormat
+from compiled_kernels.linear.cases import GROUPED, NAMED
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from compiled_kernels.masks import AndMask, Causal, HeadMask, SlidingWindow
 from compiled_kernels.paged_attention.cases import even, later_for_later_heads
 from tests.helpers.kernels import needs
@@ -37,11 +37,12 @@ def some_blocks(query: Tensor, key: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KernelRows:
-    """An operator's axes, its rows that come first, and which rows make sense."""
+    """An operator's axes, its rows that come first, and which rows make sense; then other axes of its."""
 
     axes: dict[str, Sequence[Any]]
     first: tuple[Row, ...] = ()
     valid: Callable[..., bool] = lambda **row: True
+    more: tuple[KernelRows, ...] = ()
 
     def rows(self) -> Iterator[Row]:
         """Yield arguments of the operator's inputs: the first rows, those that hold all pairs, and in
@@ -56,6 +57,8 @@ class KernelRows:
             packed = {name: value for name, value in row.items() if isinstance(value, dict)}
             plain = {name: value for name, value in row.items() if name not in packed}
             yield {**plain, **{name: value for each in packed.values() for name, value in each.items()}}
+        for each in self.more:
+            yield from each.rows()
 
 
 # Pages of 4 tokens: contexts of a page less one, of a page, and of one more; one token; spans that end with a page.
@@ -111,20 +114,23 @@ KERNELS: dict[str, KernelRows] = {
         {"tokens": [1, 5], "pages": [5], "num_kv_heads": [2, 1], "size": [4, 1], "dim": [8, 7], "dtype": DTYPES}
     ),
     "linear": KernelRows({**DENSE, "weight_dtype": [None, torch.float16]}, MANY),
-    "linear_int8": KernelRows(DENSE, MANY),
-    "linear_w8a8": KernelRows(DENSE, MANY),
-    "linear_grouped": KernelRows(
-        {
-            "tokens": [1, 3, 6, 17], "width": [176, 192], "out": [9, 33], "bias": [True, False], "dtype": DTYPES,
-            "format": [vars(format) for format in GROUPED.values()],
-        },
-        valid=lambda width, format, **_: format["codes"] != "int4" or width == 192,
-    ),
     "linear_quantized": KernelRows(
-        {
-            "tokens": [1, 3, 17], "width": [512, 256], "out": [9, 530], "bias": [True, False], "dtype": DTYPES,
-            "format": list(WORDS),
-        }
+        {**DENSE, "format": [INT8_MATRIX]}, MANY, more=(
+            KernelRows({**DENSE, "format": [INT8_MATRIX], "activations": ["int8"]}, MANY),
+            KernelRows(
+                {
+                    "tokens": [1, 3, 6, 17], "width": [176, 192], "out": [9, 33], "bias": [True, False],
+                    "dtype": DTYPES, "format": GROUPED,
+                },
+                valid=lambda width, format, **_: format.codes != "int4" or width == 192,
+            ),
+            KernelRows(
+                {
+                    "tokens": [1, 3, 17], "width": [512, 256], "out": [9, 530], "bias": [True, False],
+                    "dtype": DTYPES, "format": NAMED,
+                }
+            ),
+        ),
     ),
     "expert_linear": KernelRows(
         {
@@ -171,11 +177,13 @@ KERNELS: dict[str, KernelRows] = {
     ),
 }  # fmt: skip
 
+TABLES = [(operator, part) for operator, table in KERNELS.items() for part in (replace(table, more=()), *table.more)]
+
 
 def refused(operator: str, backend: Backend, row: Row) -> bool:
     """Return whether a row is none of this backend's: gaps of the table, and what Inductor would compile a graph for,
     which tests of its graphs do."""
-    if known_gap(operator, backend, ""):
+    if known_gap(operator, backend, " INT8 activations" if row.get("activations") == "int8" else ""):
         return True
     if backend is Backend.MLIR:
         return "dense" in row.get("formats", ())

@@ -18,7 +18,7 @@ from compiled_kernels.check import verdict
 from compiled_kernels.level import Level, limited_to
 from tests.helpers.kernels import kernel_problem, needs, needs_mlir, on_threads, with_call
 from tests.helpers.levels import at_every_level
-from tests.kernels.kernel_rows import F32, KERNELS, kernel_rows
+from tests.kernels.kernel_rows import F32, KERNELS, TABLES, KernelRows, kernel_rows
 from tests.thorough import THOROUGH, run_seed
 
 MAX_FLOPS, MAX_CASES = 1_000_000, 8  # of a case, and of an operator's cases at one level, in `make test`
@@ -95,15 +95,15 @@ def on_first(spoil: Any, operator: str, inputs: tuple) -> Any:
     return (spoil(outputs[0]), *outputs[1:])
 
 
-SMALLER = ("gated_silu", "linear", "linear_int8", "linear_grouped")  # their outputs are as small as a row's inputs
+SMALLER = ("gated_silu", "linear", "linear_quantized")  # their outputs are as small as a row's inputs
 SEVERAL = {"samples": 3, "tokens": 5, "rows": 9}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("operator", list(KERNELS))
-def test_one_row_that_is_off_is_caught(operator: str, dtype: str) -> None:
+@pytest.mark.parametrize(("operator", "table"), TABLES)
+def test_one_row_that_is_off_is_caught(operator: str, table: KernelRows, dtype: str) -> None:
     """Among many right ones, and made as small as it may be: a row is held to its own size, not to the largest's."""
-    row = next(KERNELS[operator].rows())
+    row = next(table.rows())
     row |= {name: count for name, count in SEVERAL.items() if name in row}
     row |= {"dtype": F32 if operator in ("log_softmax", "top_logprobs") else getattr(torch, dtype)}
     suite = suite_of(operator)
@@ -124,19 +124,21 @@ def test_one_row_that_is_off_is_caught(operator: str, dtype: str) -> None:
 
 
 NOT_FINITE = [
-    (operator, odd)
-    for operator, table in KERNELS.items()
+    (operator, table, odd)
+    for operator, table in TABLES
     for odd in (math.nan, math.inf, *([-math.inf] if operator.startswith("linear") else []))
     if "batch" not in table.axes
 ]
 
 
 @pytest.mark.parametrize("backend", [Backend.EAGER, pytest.param(Backend.MLIR, marks=needs_mlir)])
-@pytest.mark.parametrize(("operator", "odd"), NOT_FINITE)
-def test_numbers_that_are_not_finite_stay_with_their_row(operator: str, odd: float, backend: Backend) -> None:
+@pytest.mark.parametrize(("operator", "table", "odd"), NOT_FINITE)
+def test_numbers_that_are_not_finite_stay_with_their_row(
+    operator: str, table: KernelRows, odd: float, backend: Backend
+) -> None:
     if known_gap(operator, backend, ""):
         pytest.skip(f"backend {backend} has no kernel of {operator}")
-    suite, row = suite_of(operator), next(KERNELS[operator].rows())
+    suite, row = suite_of(operator), next(table.rows())
     row |= {name: count for name, count in SEVERAL.items() if name in row}
     inputs = list(suite.input_maker(torch.Generator().manual_seed(0), **row))
     inputs[operator == "kv_write"][1].view(-1)[-1] = odd

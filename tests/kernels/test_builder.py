@@ -18,24 +18,24 @@ from compiled_kernels.builder.vectors import totals
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.cases import SUITES
-from compiled_kernels.linear_w8a8.cases import SUITES as W8A8_SUITES
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.invoke import BoundCall
 from tests.helpers.kernels import kernel_problem, needs_mlir
 
 
 @needs_mlir
-@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_grouped"])
+@pytest.mark.parametrize("operator", ["linear", "linear_quantized", "linear_quantized by group"])
 def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
     """One function for each number that a tile holds, one for all others (a dense weight row by row: for each below
     four); and it stays a function of a few hundred lines."""
     compiled = mlir._compiled
-    row = {"width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True}
-    if operator == "linear_grouped":
-        row |= {"codes": "int4", "group": 16, "scales": torch.float16, "minima": None}
+    name, row = operator.partition(" ")[0], {"width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True}
+    if operator != "linear":
+        row |= {"format": INT8_MATRIX if operator == "linear_quantized" else MatrixFormat("int4", 16, torch.float16)}
     before = compiled.cache_info().misses
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 130, 513, 0):
-        assert kernel_problem(operator, Backend.MLIR, row | {"tokens": tokens}, tokens) is None, tokens
+        assert kernel_problem(name, Backend.MLIR, row | {"tokens": tokens}, tokens) is None, tokens
     assert compiled.cache_info().misses - before == (4 if operator == "linear" else TILE_ROWS + 1)
     shown = mlir.stages(Case("chosen", row | {"tokens": 513}, CaseCost(0, 0)), operator)
     assert shown["vector"].count("\n") < 2000
@@ -45,11 +45,13 @@ def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
 def test_every_small_case_of_a_product_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of widths that are no whole words, and of groups that do not divide them. Nothing is compiled."""
     monkeypatch.setattr(mlir, "_compiled", mlir._compiled.__wrapped__)
-    monkeypatch.setattr(mlir, "compile_text", lambda text, *_, **__: SimpleNamespace(stages={"vector": text}))
-    for suite in (*SUITES, *W8A8_SUITES):
+    monkeypatch.setattr(
+        mlir, "compile_entry", lambda name, level, emit: SimpleNamespace(stages={"vector": text_of(emit)})
+    )
+    for suite in SUITES:
         for case in suite.cases:
             if case.arguments["tokens"] == 5:
-                assert f"@{suite.operator}(" in mlir.stages(case, suite.operator)["vector"], case.shape
+                assert "@linear(" in mlir.stages(case, suite.operator)["vector"], case.shape
 
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))

@@ -140,6 +140,6 @@ def test_the_process_ends_when_its_output_is_no_longer_read(monkeypatch: pytest.
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Watched)
-    with interpreting(["linear_grouped"]):
+    with interpreting(["linear_quantized"]):
         pass
     assert [process.returncode is not None for process in started] == [True]

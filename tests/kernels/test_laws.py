@@ -92,7 +92,7 @@ def test_products_are_torchs_on_the_numbers_that_are_stored(seed: int, tokens: i
     close(compiled_kernels.linear(x, weight, bias), F.linear(x, weight, bias))
     values, scales = quantize_int8(weight.float())
     dense = torch.stack([row.double() * float(scale) for row, scale in zip(values, scales, strict=True)])
-    ours = compiled_kernels.linear_int8(x, values, scales, bias)
+    ours = compiled_kernels.linear_quantized(x, values, scales, None, bias)
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
     packed, steps = quantize_int4(weight.float(), group=16)
     dense = torch.zeros(out, 64, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_products_are_torchs_on_the_numbers_that_are_stored(seed: int, tokens: i
         row, place = divmod(column % 8, 4)
         codes = packed[:, column // 8].long() >> 4 * row + 8 * (0, 2, 1, 3)[place] & 15
         dense[:, column] = (codes - 8) * steps[:, column // 16].double()
-    ours = compiled_kernels.linear_grouped(x, packed, steps, None, bias, 16)
+    ours = compiled_kernels.linear_quantized(x, packed, steps, None, bias, "int4", 16)
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
 
 

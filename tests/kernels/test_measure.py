@@ -122,8 +122,8 @@ def test_a_backends_exception_is_why_it_is_not_timed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("uncompiled")
 def test_weights_are_read_from_memory_and_activations_from_the_cache() -> None:
-    suite = suite_of("linear_int8")
-    case = case_of(suite, "33x64x17 float32")
+    suite = suite_of("linear_quantized")
+    case = case_of(suite, "33x64x17 int8 float32")
     size = working_set(suite.make_inputs(case))
     found = measure(suite, case, (Backend.EAGER,), budget_seconds=0.001, cold_bytes=10 * size, calls=2)
     assert (found.data, found.copies, found.working_set_bytes) == ("memory", 10, size)

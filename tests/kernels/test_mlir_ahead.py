@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, backend_problems
+from compiled_kernels.builder.functions import text_of
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.level import Level, limited_to
@@ -33,8 +34,8 @@ needs_llvm = pytest.mark.skipif(problem is not None, reason=f"ahead of time: {pr
 lacking = problem or emulated.missing()
 needs_emulator = pytest.mark.skipif(lacking is not None, reason=f"AArch64 code cannot run: {lacking}")
 OPERATORS = (
-    "rms_norm", "add_rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "linear", "linear_int8",
-    "linear_grouped", "kv_write", "paged_attention", "quantized_attention", "log_softmax",
+    "rms_norm", "add_rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "linear",
+    "linear_quantized", "kv_write", "paged_attention", "quantized_attention", "log_softmax",
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)
 AARCH64 = 183  # e_machine of ELF
@@ -124,7 +125,7 @@ MAX_FLOPS = 1_000_000  # so that an emulated case takes about a second
 # Rows beyond a tile, ragged contexts, windows, spans of several tokens; in bfloat16, which AArch64 rounds by integers.
 RUN = [
     (operator, case)
-    for operator in ("linear", "linear_int8", "linear_grouped", "kv_write", "paged_attention", "quantized_attention")
+    for operator in ("linear", "linear_quantized", "kv_write", "paged_attention", "quantized_attention")
     for case in suite_of(operator).cases
     if case.arguments["dtype"] is torch.bfloat16 and not case.timed and case.cost.flops < MAX_FLOPS
     if not case.arguments.get("panels") and known_gap(operator, Backend.MLIR, case.name) is None
@@ -156,7 +157,7 @@ def test_kernels_are_right_on_aarch64(
     suite = suite_of(operator)
     package = suite.input_maker.__module__.rpartition(".")[0]
     module = importlib.import_module(f"{package}.mlir")
-    monkeypatch.setattr(module, "compile_text", lambda text, entry, **_: emulated.Emulated(tmp_path, text, entry))
+    monkeypatch.setattr(module, "compile_entry", lambda name, _, emit: emulated.Emulated(tmp_path, text_of(emit), name))
     monkeypatch.setattr(module, "BoundCall", emulated.call)
     with limited_to(Level.V3), nothing_remembered(module):
         assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None

@@ -60,8 +60,8 @@ def test_products_compile_for_every_level(level: Level, kind: str) -> None:
     """Also for those that this machine lacks, of columns that are no whole panels: code there calls no library."""
     scales = {"bf16": (), "q4_1": ("f16", "f16"), "q6_k": ("f16",)}[kind]
     for tokens in (1, 0):
-        shape = "multiply", 512, 530, kind, "bf16", True, 16 if kind == "q6_k" else 32 * bool(scales)
-        kernel, _ = mlir._compiled.__wrapped__(Target(level), tokens, False, *shape, *scales)
+        shape = 512, 530, kind, "bf16", True, 16 if kind == "q6_k" else 32 * bool(scales)
+        kernel, _ = mlir._compiled.__wrapped__(Target(level), tokens, False, False, *shape, *scales)
         assert kernel.stages
 
 
@@ -93,12 +93,11 @@ def test_rows_of_a_decode_step_have_the_bits_of_a_row_alone(kind: str, level: Le
     """A step's products are of few rows whatever their number: in one pass over each panel, or in several."""
     x, weight, *added = inputs(kind)
     rest = [as_words(weight), *added]
-    name = {"int8": "linear_int8"}.get(kind, "linear")
     codes = (0, "f32") if kind == "int8" else (0,)
 
     def product(rows: Tensor) -> Tensor:
         kinds = MLIR_TYPES[weight.dtype], MLIR_TYPES[x.dtype], True, *codes
-        kernel, _ = mlir._compiled(Target.current(), len(rows), False, name, WIDTH, OUT, *kinds)
+        kernel, _ = mlir._compiled(Target.current(), len(rows), False, False, WIDTH, OUT, *kinds)
         found = torch.full((len(rows), OUT), torch.nan)
         BoundCall(kernel.address, (rows, *rest, found, torch.tensor([len(rows)])))()
         return found

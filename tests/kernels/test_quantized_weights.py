@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,16 +17,15 @@ from torch.profiler import ProfilerActivity, profile
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.linear import by_blocks
-from compiled_kernels.linear.cases import GROUPED
-from compiled_kernels.linear.matrix_format import INT8_MATRIX, WORDS, MatrixFormat
+from compiled_kernels.linear.cases import GROUPED, NAMED
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import (
-    dequantize_grouped,
     dequantize_matrix,
     quantize_int4,
-    quantize_int8,
     quantize_matrix,
 )
-from tests.helpers.kernels import needs_mlir
+from compiled_kernels.threads import in_threads
+from tests.helpers.kernels import needs_mlir, on_threads
 from tests.thorough import tries
 
 SEEDS = st.integers(0, 2**31)
@@ -81,9 +83,9 @@ def test_hostile_scales(codes: str, dtype: torch.dtype, backend: Backend) -> Non
     scales = torch.tensor(HOSTILE[dtype], dtype=dtype)[:, None].repeat(1, 4)
     width = 512 if codes == "int4" else 256
     x = torch.eye(width)[:: width // 64]  # single columns: each output is one code times its scale
-    inputs = (x, stored, scales, None, None, width // 4)
-    found = compiled_kernels.linear_grouped(*inputs, backend=backend)
-    exact = compiled_kernels.linear_grouped(x.double(), stored, scales.double(), *inputs[3:])
+    rest = None, None, codes, width // 4
+    found = compiled_kernels.linear_quantized(x, stored, scales, *rest, backend=backend)
+    exact = compiled_kernels.linear_quantized(x.double(), stored, scales.double(), *rest)
     torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=2.0**-126)
 
 
@@ -102,10 +104,35 @@ def test_blocks_in_threads_have_the_bits_of_one_after_the_other(monkeypatch: pyt
         torch.set_num_threads(count)
 
 
+def test_threads_that_begin_beside_work_in_threads_have_all_of_torchs() -> None:
+    began: list[int] = []
+
+    def work(item: int) -> int:
+        if item == 0:  # torch's setting is a new thread's own from its first use on
+            other = Thread(target=lambda: began.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+        return torch.get_num_threads()
+
+    with on_threads(3):
+        assert in_threads(work, range(5)) == [1] * 5
+        assert began == [3] and torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_work_in_threads_has_its_callers_modes(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    def modes(_: int) -> tuple[bool, bool]:
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    with on_threads(2), mode():
+        assert in_threads(modes, range(3)) == [modes(0)] * 3
+    assert in_threads(modes, ()) == []
+
+
 def test_int4_packing_is_exact() -> None:
     values = torch.arange(-8, 8).repeat(4)[None].float()  # 64 columns hold every code
     packed, scales = quantize_int4(values * 0.5, group=32)
-    assert torch.equal(dequantize_grouped(packed, scales, None, 32), values * 0.5)
+    assert torch.equal(dequantize_matrix(MatrixFormat("int4", 32, torch.float16), packed, scales), values * 0.5)
 
 
 @pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
@@ -115,16 +142,12 @@ def test_a_product_dequantizes_by_block(backend: Backend, monkeypatch: pytest.Mo
     monkeypatch.setattr(by_blocks, "in_threads", map)  # the profiler sees its own thread alone
     width, out, x = 512, 128, torch.randn(3, 512)
     weight, products = torch.randn(out, width), []
-    for name, format in {**GROUPED, **{name: MatrixFormat.named(name) for name in WORDS}}.items():
-        codes, scales, *minima = quantize_matrix(weight, format)
-        run, last = (
-            (compiled_kernels.linear_quantized, name)
-            if format.words
-            else (compiled_kernels.linear_grouped, min(format.group, width))
-        )
-        products.append(partial(run, x, codes, scales, *(minima or [None]), None, last, backend=backend))
-    for run in (compiled_kernels.linear_int8, compiled_kernels.linear_w8a8):
-        products.append(partial(run, x, *quantize_int8(weight), None, backend=backend))
+    for format in (INT8_MATRIX, *GROUPED, *NAMED):
+        stored = quantize_matrix(weight, format)
+        given = x, *stored, *[None] * (4 - len(stored)), format.codes, format.group
+        products.append(partial(compiled_kernels.linear_quantized, *given, backend=backend))
+    given = x, *quantize_matrix(weight, INT8_MATRIX), None, None, "int8", 0, "int8"
+    products.append(partial(compiled_kernels.linear_quantized, *given, backend=backend))
     multiply = torch.compile(lambda: [run() for run in products]) if backend is Backend.INDUCTOR else None
     multiply = multiply or (lambda: [run() for run in products])
     with torch.inference_mode():

@@ -23,11 +23,11 @@ from tests.helpers.refusals import kernel_refuses
 
 CASES = {
     "linear": "3x128x7 float32",
-    "linear_int8": "3x128x7 bfloat16",
-    "linear_grouped": "3x128x7 int4 by 32, minima bfloat16",
+    "linear_quantized": "3x128x7 int8 bfloat16",
+    "linear_quantized by group": "3x128x7 int4 by 32 with minima bfloat16",
     "kv_write": "5x1x6 float32",
     "paged_attention": "mixed float32",
-    "linear_w8a8": "6x352x64 panels float32",
+    "linear_quantized of INT8": "6x352x64 int8 INT8 activations panels float32",
     "linear in panels": "7x64x64 panels float32",
     "expert_linear": "5 of 3 64x64 panels float32",
 }
@@ -38,16 +38,17 @@ WRONG: list[tuple[str, int | str, Change, str]] = [
     ("linear", 0, narrower, "weight as .7, 127. .* .7, 128. float32"),
     ("linear", 0, torch.Tensor.double, "wants x as .* float32 or bfloat16 on the CPU; .* float64 on cpu given"),
     ("linear", 2, narrower, "bias as .7."),
-    ("linear_int8", 1, torch.Tensor.short, "values as .* int8 on the CPU; .* int16"),
-    ("linear_int8", 2, torch.Tensor.bfloat16, "scales as .7. float32"),
-    ("linear_int8", 2, narrower, "scales as .7. float32"),
-    ("linear_grouped", 1, narrower, "codes as .7, 16. int32"),
-    ("linear_grouped", 1, torch.Tensor.char, "codes as .7, 128. int8"),
-    ("linear_grouped", 1, torch.Tensor.byte, "codes as int32, int8 or float8_e4m3fn; .*uint8 given"),
-    ("linear_grouped", 2, torch.Tensor.double, "scales as .7, 4. float16 or bfloat16 or float32 .*float64"),
-    ("linear_grouped", 2, narrower, "scales as .7, 4."),
-    ("linear_grouped", 3, narrower, "minima as .7, 4."),
-    ("linear_grouped", 5, lambda group: 48, "groups of whole words that divide 128 columns are wanted, 48 given"),
+    ("linear_quantized", 1, torch.Tensor.short, "weight as .* int8 on the CPU; .* int16"),
+    ("linear_quantized", 2, torch.Tensor.bfloat16, "scales as .7. float32"),
+    ("linear_quantized", 2, narrower, "scales as .7. float32"),
+    ("linear_quantized by group", 1, narrower, "weight as .7, 16. int32"),
+    ("linear_quantized by group", 1, torch.Tensor.char, "weight as .7, 16. int32 .*int8"),
+    ("linear_quantized by group", 1, torch.Tensor.byte, "weight as .7, 16. int32 .*uint8"),
+    ("linear_quantized by group", 5, lambda codes: "int5", "no format is called 'int5'"),
+    ("linear_quantized by group", 2, torch.Tensor.double, "scales as .7, 4. float16 or bfloat16 or float32 .*float64"),
+    ("linear_quantized by group", 2, narrower, "scales as .7, 4."),
+    ("linear_quantized by group", 3, narrower, "minima as .7, 4."),
+    ("linear_quantized by group", 6, lambda group: 48, "INT4 groups of 48 do not divide 128 columns"),
     ("kv_write", 0, strided, "pages as .*contiguous; .* not contiguous given"),
     ("kv_write", 0, torch.Tensor.double, "pages as .*float64"),
     ("kv_write", 1, narrower, "rows as .5, 1, 6."),
@@ -68,11 +69,11 @@ WRONG: list[tuple[str, int | str, Change, str]] = [
     ),
     ("paged_attention", "starts", lambda starts: starts + 1, "spans end at 23, after 22 queries"),
     ("paged_attention", "context_lengths", narrower, "context_lengths as .4."),
-    ("linear_w8a8", 0, narrower, "x as"),
-    ("linear_w8a8", 0, torch.Tensor.double, "x as"),
-    ("linear_w8a8", 1, lambda values: values.to(torch.uint8), "values as"),
-    ("linear_w8a8", 2, narrower, "scales as"),
-    ("linear_w8a8", 3, narrower, "bias as"),
+    ("linear_quantized of INT8", 0, narrower, "weight as"),
+    ("linear_quantized of INT8", 0, torch.Tensor.double, "x as"),
+    ("linear_quantized of INT8", 1, lambda values: values.to(torch.uint8), "weight as"),
+    ("linear_quantized of INT8", 2, narrower, "scales as"),
+    ("linear_quantized of INT8", 4, narrower, "bias as"),
     ("linear in panels", 0, narrower, "x as"),
     ("linear in panels", 0, torch.Tensor.bfloat16, "not of"),
     ("linear in panels", 0, torch.Tensor.double, "x as"),
@@ -97,7 +98,7 @@ def argument(part: torch.Tensor, shape: tuple[int, ...], **more: bool) -> None:
 
 def w8a8(width: int, backend: Backend) -> None:
     x, values = torch.ones(1, width), torch.ones(1, width, dtype=torch.int8)
-    compiled_kernels.linear_w8a8(x, values, torch.ones(1), backend=backend)
+    compiled_kernels.linear_quantized(x, values, torch.ones(1), activations="int8", backend=backend)
 
 
 CALLS: list[tuple[Callable[[], object], str]] = [
@@ -107,8 +108,8 @@ CALLS: list[tuple[Callable[[], object], str]] = [
         lambda: LeafOperator("rms_norm", lambda x: x).prepare((torch.empty(2, 2, device="meta"),)),
         r"rms_norm: backend mlir runs on the CPU; \['meta'\] given",
     ),
-    (lambda: w8a8(131_073, Backend.EAGER), "linear_w8a8: int32 sums are exact up to 131,072 columns, not for 131,073"),
-    (lambda: w8a8(64, Backend.TRITON), "linear_w8a8 has no backend triton; it has eager, inductor, mlir"),
+    (lambda: w8a8(131_073, Backend.EAGER), "int32 sums are exact up to 131,072 columns, not for 131,073"),
+    (lambda: w8a8(64, Backend.TRITON), "linear_quantized: backend triton multiplies activations in float, not in INT8"),
     (
         lambda: packed_experts(lambda scales: scales[:, :, 1:].contiguous()),
         "expert_linear: 10 scales a row make no whole groups of 352 columns; a divisor of 352 is wanted",
@@ -136,7 +137,7 @@ def _changed(value: Any, field: str, change: Change) -> Any:
 @needs_mlir
 @pytest.mark.parametrize(("operator", "place", "change", "words"), WRONG)
 def test_wrong_arguments_are_refused_in_words(operator: str, place: int | str, change: Change, words: str) -> None:
-    case, operator = CASES[operator], operator.removesuffix(" in panels")
+    case, operator = CASES[operator], operator.partition(" ")[0]
     suite = suite_of(operator)
     inputs = list(suite.make_inputs(case_of(suite, case)))
     if isinstance(place, str):
@@ -148,9 +149,9 @@ def test_wrong_arguments_are_refused_in_words(operator: str, place: int | str, c
 
 
 @needs_mlir
-@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_grouped"])
+@pytest.mark.parametrize("operator", ["linear", "linear_quantized", "linear_quantized by group"])
 def test_layouts_that_are_slices_are_read_right(operator: str) -> None:
-    suite = suite_of(operator)
+    suite = suite_of(operator.partition(" ")[0])
     inputs = suite.make_inputs(case_of(suite, CASES[operator]))
     sliced = tuple(strided(part) if isinstance(part, torch.Tensor) else part for part in inputs)
     assert torch.equal(suite.call(*sliced, backend=Backend.MLIR), suite.call(*inputs, backend=Backend.MLIR))

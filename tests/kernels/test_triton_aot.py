@@ -25,9 +25,7 @@ KERNELS = {
     "gated_clamped": {"gate_times_up"},
     "kv_write": {"write_rows"},
     "linear": {"product"},
-    "linear_int8": {"one_row", "product", "add_parts"},
-    "linear_grouped": {"one_row", "one_row_grouped", "product", "add_parts"},
-    "linear_quantized": {"one_row_words", "product", "add_parts"},
+    "linear_quantized": {"one_row", "one_row_grouped", "one_row_words", "product", "add_parts"},
     "expert_linear": {"expert_product"},
     "paged_attention": {"attend", "merge"},
     "quantized_attention": {"attend_quantized", "merge"},
@@ -61,19 +59,17 @@ def test_every_kernel_compiles_for_hopper(operator: str) -> None:
         holds(each, 90)
 
 
-@pytest.mark.parametrize("operator", ["linear_int8", "paged_attention"])
+@pytest.mark.parametrize("operator", ["linear_quantized", "paged_attention"])
 def test_kernels_compile_for_ampere(operator: str) -> None:
     for each in artifacts(operator, sm=80):
         holds(each, 80)
 
 
 def test_long_spans_and_many_rows_use_hoppers_own_matrix_instruction() -> None:
-    few_bits = "linear_grouped", "linear_quantized"
-    products = ((name, "product") for name in ("linear_int8", *few_bits))
-    for operator, kernel in (("paged_attention", "attend"), *products):
+    for operator, kernel in (("paged_attention", "attend"), ("linear_quantized", "product")):
         made = [each for each in artifacts(operator) if each.name.startswith("prefill") and each.name.endswith(kernel)]
         assert made
-        for prefill in made if operator in few_bits else made[:1]:
+        for prefill in made[:1] if operator == "paged_attention" else made:
             assert "wgmma.mma_async" in prefill.stages["ptx"], prefill.name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,20 +18,23 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.agreement import nan_filled_memory
 from compiled_kernels.blocked import to_panels
+from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import regrouped, scales_to_panels, whole_panels
 from compiled_kernels.builder.target import Target
+from compiled_kernels.decode_step.layer_kernel import int8_buffers
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.api import linear_reference
-from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.cases import INT4, NAMED
+from compiled_kernels.linear.int8_activations import MAX_EXACT_COLUMNS, int8_reference, quantize_rows, rounded_to_int8
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
-from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows, rounded_to_int8
-from compiled_kernels.linear_w8a8.cases import FORMATS
 from tests.helpers.kernels import needs_mlir
 from tests.helpers.levels import at_every_level, at_executed_levels
 from tests.thorough import run_seed, tries
 
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
+multiply = partial(compiled_kernels.linear_quantized, activations="int8")
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [1.0, 0.0, 1e30, 1e-30, 1e-42]  # of a row
 LARGEST_EXPONENT = 143  # 2^15, which times 96 numbers of 12 and a row of 1e30 is finite in float32
@@ -71,11 +75,11 @@ SHAPES = [
 def test_bits_equal_reference_at_every_level(width: int, out: int, panels: bool, count: int, level: Level) -> None:
     """Integer sums are exact: the bits of a row depend on neither the instruction nor the number of rows."""
     x, values, scales, bias = operands(count, width, out, DTYPES[count % 2], biased=count % 3 == 0)
-    expected = linear_w8a8_reference(x, values, scales, bias)
+    expected = int8_reference(x, values, scales, bias)
     with limited_to(level):
         stored = to_panels(values) if panels else values
-        found = compiled_kernels.linear_w8a8(x, stored, scales, bias, backend=Backend.MLIR)
-        alone = compiled_kernels.linear_w8a8(x[-1:], stored, scales, bias, backend=Backend.MLIR)
+        found = multiply(x, stored, scales, None, bias, backend=Backend.MLIR)
+        alone = multiply(x[-1:], stored, scales, None, bias, backend=Backend.MLIR)
     assert found.dtype == x.dtype and torch.equal(bits(found), bits(expected))
     assert torch.equal(bits(alone), bits(expected[-1:]))
 
@@ -89,8 +93,8 @@ def test_torchs_own_products_are_exact_too(dtype: torch.dtype, backend: Backend,
     x, values, scales, bias = operands(5, 8, 64, dtype)
     row = x[:, :1] * torch.linspace(0.5, 1, columns).to(dtype)  # of one sign: sums as large as can be
     values = values[:, :1].repeat(1, columns)
-    expected = linear_w8a8_reference(row, values, scales, bias)
-    assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, backend=backend)), bits(expected))
+    expected = int8_reference(row, values, scales, bias)
+    assert torch.equal(bits(multiply(row, values, scales, None, bias, backend=backend)), bits(expected))
 
 
 @given(
@@ -127,11 +131,11 @@ def test_the_widest_row_of_the_largest_numbers(level: Level, weight: int) -> Non
     x = torch.full((1, MAX_EXACT_COLUMNS), 127.0)
     with limited_to(level):
         for stored in (values, to_panels(values)):
-            out = compiled_kernels.linear_w8a8(x, stored, torch.ones(64), backend=Backend.MLIR)
+            out = multiply(x, stored, torch.ones(64), backend=Backend.MLIR)
             assert out.unique().tolist() == [float(127 * weight * MAX_EXACT_COLUMNS)]
 
 
-BY_GROUP = {name: format for name, format in FORMATS.items() if format.group} | {
+BY_GROUP = {format.codes: format for format in (INT4, *NAMED)} | {
     "int4 by 24": MatrixFormat("int4", 24, torch.float16),
     "int4 by 32, minima": MatrixFormat("int4", 32, torch.float16, torch.float32),
     "int8 by 64": MatrixFormat("int8", 64, torch.bfloat16),
@@ -147,7 +151,8 @@ def operands_by_group(format: MatrixFormat, tokens: int, blocks: int, out: int, 
     """Codes, sub-scales among them, of any bits, of some rows as large as can be; scales that are exponents from the
     least, which is subnormal; x of one number in the first row."""
     generator = torch.Generator().manual_seed(run_seed())
-    width = blocks * (format.words.block if format.words else 48 if format.group == 24 else 32)
+    whole = math.lcm(format.group, 16) if format.codes == "int4" else 32  # INT4 has whole groups
+    width = blocks * (format.words.block if format.words else whole)
     parts: dict[str, Tensor] = {}
     for name, (shape, kind) in format.storage(out, width).items():
         if kind.is_floating_point:
@@ -161,17 +166,17 @@ def operands_by_group(format: MatrixFormat, tokens: int, blocks: int, out: int, 
     x = torch.randn(tokens, width, generator=generator) * torch.tensor((SIZES * tokens)[:tokens])[:, None]
     x[0] = 0.5
     bias = torch.randn(out, generator=generator).to(dtype) if out % 2 else None
-    return [x.to(dtype), parts["weight"], parts["scales"], bias, parts.get("minima"), format.codes, format.group]
+    return [x.to(dtype), parts["weight"], parts["scales"], parts.get("minima"), bias, format.codes, format.group]
 
 
 def in_panels(given: list[Any]) -> list[Any]:
     """Lay out what `operands_by_group` made as a model does."""
-    x, weight, scales, bias, minima, codes, group = given
+    x, weight, scales, minima, bias, codes, group = given
     scales, minima = (
         each if each is None else scales_to_panels(regrouped(each, group, x.shape[1])) for each in (scales, minima)
     )
     bias = None if bias is None else whole_panels(bias)
-    return [x, to_panels(weight), scales, bias, minima, codes, math.gcd(group, x.shape[1])]
+    return [x, to_panels(weight), scales, minima, bias, codes, math.gcd(group, x.shape[1])]
 
 
 @needs_mlir
@@ -181,12 +186,12 @@ def test_sums_of_groups_have_the_bits_of_the_plain_form(panels: bool, **shape: A
     """Sums of a group are exact, and what follows is rounded alike: the bits of a row depend on neither the instruction
     nor the number of rows."""
     given = operands_by_group(**shape)
-    expected, out = compiled_kernels.linear_w8a8(*given), shape["out"]
+    expected, out = multiply(*given), shape["out"]
     assert expected.isfinite().all()
     with nan_filled_memory():
         stored = in_panels(given) if panels else given
-        found = compiled_kernels.linear_w8a8(*stored, backend=Backend.MLIR)
-        alone = compiled_kernels.linear_w8a8(given[0][-1:], *stored[1:], backend=Backend.MLIR)
+        found = multiply(*stored, backend=Backend.MLIR)
+        alone = multiply(given[0][-1:], *stored[1:], backend=Backend.MLIR)
     assert torch.equal(found[:, :out], expected) and torch.equal(alone[:, :out], expected[-1:])
 
 
@@ -197,18 +202,18 @@ def test_sums_of_groups_have_these_bits_at_every_level(name: str, level: Level) 
     for tokens in (2, 7):
         given = operands_by_group(BY_GROUP[name], tokens, 1, 70, torch.bfloat16)
         with limited_to(level):
-            found = compiled_kernels.linear_w8a8(*given, backend=Backend.MLIR)
-        assert torch.equal(found[:, :70], compiled_kernels.linear_w8a8(*given))
+            found = multiply(*given, backend=Backend.MLIR)
+        assert torch.equal(found[:, :70], multiply(*given))
 
 
 @given(**SHAPES_BY_GROUP)
 def test_the_plain_form_is_the_product_of_x_rounded_by_blocks(
     format: MatrixFormat, tokens: int, blocks: int, out: int, dtype: torch.dtype
 ) -> None:
-    x, weight, scales, bias, minima, codes, group = operands_by_group(format, tokens, blocks, out, dtype)
+    x, weight, scales, minima, bias, codes, group = operands_by_group(format, tokens, blocks, out, dtype)
     x, scales = x.double(), scales.double()
     bias, minima = (None if each is None else each.double() for each in (bias, minima))
-    found = compiled_kernels.linear_w8a8(x, weight, scales, bias, minima, codes, group)
+    found = multiply(x, weight, scales, minima, bias, codes, group)
     rounded, matrix = rounded_to_int8(x, by_row=False), dequantize_matrix(format, weight, scales, minima)
     torch.testing.assert_close(found, linear_reference(rounded, matrix, bias), rtol=1e-9, atol=1e-9)
     for start in range(0, x.shape[1], 32):
@@ -222,11 +227,18 @@ def test_the_plain_form_is_the_product_of_x_rounded_by_blocks(
 @pytest.mark.parametrize("tokens", [2, 9])
 def test_a_number_that_is_not_finite_spoils_its_row_alone(backend: Backend, number: float, tokens: int) -> None:
     given = operands_by_group(BY_GROUP["q4_1"], tokens, 3, 7, torch.float32)
-    expected = compiled_kernels.linear_w8a8(*given)
+    expected = multiply(*given)
     given[0][1, 40] = number
-    found = compiled_kernels.linear_w8a8(*given, backend=backend)
+    found = multiply(*given, backend=backend)
     assert not found[1].isfinite().any()
     assert torch.equal(found[[0, *range(2, tokens)]], expected[[0, *range(2, tokens)]])
+
+
+@at_every_level
+def test_formats_that_read_rows_alike_share_their_rows(level: Level) -> None:
+    """Codes of 4 and of 5 bits are multiplied with the same rows: one function of a step makes them."""
+    four, five = (FewRows("", 256, 64, name, "f32", Target(level), w8a8=True) for name in ("q4_0", "q5_0"))
+    assert int8_buffers([four, five], 1) == [four.int8_rows.named(1)] and four.int8_rows == five.int8_rows
 
 
 BYTE_DOTS, INT16, WIDENED = {"vpdpbusd"}, {"vpmaddwd"}, {"vpmaddubsw", "vpmaddwd"}
@@ -241,9 +253,9 @@ BELOW_VNNI = {"int8": INT16, "q8_0": INT16, "iq4_nl": INT16, "q4_1": WIDENED, "q
 def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, name: str) -> None:
     """Bytes where there are dot products of bytes; elsewhere pairs of int16, or of bytes that VPMADDUBSW multiplies
     without saturation."""
-    format = FORMATS[name]
+    format = {"int8": INT8_MATRIX, **BY_GROUP}[name]
     beside = ["f16"] * (1 + bool(format.minima)) if format.group else ["f32"]
-    kind, shape = "i8" if name == "int8" else name, ("linear_w8a8", 512, 70)
-    kernel, _ = mlir._compiled(Target(level), tokens, False, *shape, kind, "bf16", False, format.group, *beside)
+    kind, shape = "i8" if name == "int8" else name, (512, 70)
+    kernel, _ = mlir._compiled(Target(level), tokens, False, True, *shape, kind, "bf16", False, format.group, *beside)
     found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", kernel.stages["asm"]))
     assert found == (BYTE_DOTS if Target(level).has_int8_dot else BELOW_VNNI[name])

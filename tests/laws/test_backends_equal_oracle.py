@@ -85,7 +85,7 @@ WEIGHTS: dict[str, tuple[torch.dtype, WeightFormat]] = {
     "int4": (torch.float32, WeightFormat.parse("int4", "int8", 8)),
     **{name: (torch.float32, format) for name, format in FORMATS.items()},
 }
-CROSSED = "float32", "bfloat16", "int8", "int8 rows", "int4", "int4 with minima", "fp8 by block"  # with all layers
+CROSSED = "float32", "bfloat16", "int8", "int8 rows", "int4 with minima"  # with all layers and backends
 PACKED = {"quant_group": 8, "columns": 8, "residual_length": 5}
 CACHES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -198,12 +198,14 @@ def test_packed_pages_equal_modules(cache: str, backend: str, layers: str, weigh
     holds(layers, weights, cache, page_size, backend)
 
 
+# What levels multiply by instructions of their own; test_panels.py holds every format's product at every level.
+AT_LEVELS = ["bfloat16", "int8 rows", "int4 with minima", "int8 by group"]
 SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)]  # more than one run of rows
 
 
 @pytest.mark.levels
 @rows({"level": sorted(Level, key=lambda level: level == current_level()), "layers": ["wide", "mixture", "windows"],
-       "weights": [name for name in WEIGHTS if name != "float64"],
+       "weights": [name for name in WEIGHTS if name != "float64"] if THOROUGH else AT_LEVELS,
        "backend": ["mlir", "mlir, blocks"]},
       # In so few bits a row's last bit may choose another expert.
       valid=lambda layers, weights, **_: (layers, weights) != ("mixture", "bfloat16"))  # fmt: skip

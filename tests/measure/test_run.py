@@ -20,6 +20,7 @@ from tests.measure.runs import vouched
 from tests.measure.small import RUN, shown
 from tests.patience import until
 from workbench.bench.kernels import decode_step_stages
+from workbench.engine.config import ModelConfig
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
@@ -107,9 +108,10 @@ def test_a_model_is_identified_by_its_content(tmp_path: Path) -> None:
     found = trace["otherData"]["artifacts"]
     assert found == record.summary["artifacts"]
     assert list(found) == ["blocks 8", "head 8", "decode 1"], "so short a prompt goes as rows"
-    shown = decode_step_stages("demo-draft")
+    model = ModelConfig(name="demo-draft")
+    shown = decode_step_stages(model)
     assert shown.artifact == found["decode 1"] and "llvm.func @decode_step" in shown.stages["llvm"].text
-    assert decode_step_stages("demo-draft", rows=3).artifact == decode_step_stages("demo-draft", rows=4).artifact
+    assert decode_step_stages(model, rows=3).artifact == decode_step_stages(model, rows=4).artifact
 
 
 def test_the_resolved_experiment_is_the_one_that_ran(random_run: Record) -> None:

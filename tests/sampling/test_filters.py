@@ -109,6 +109,12 @@ def test_top_1_is_greedy_up_to_ties(batch):
     assert left.argmax(-1).tolist() == Greedy().choose_rows(logits, [0.5] * len(batch))
 
 
+@pytest.mark.parametrize("vocab", [5, filters.LARGE_VOCAB + 1])
+def test_no_rows_stay_no_rows(vocab: int) -> None:
+    for each in (TopP(0.9), TopK(3), MinP(0.1), Temperature(0.5)):
+        assert each(torch.empty(0, vocab)).shape == (0, vocab)
+
+
 @pytest.mark.parametrize("large", [filters.LARGE_VOCAB, 256])  # by all tokens, and by the likely ones
 @given(batches(), PROBABILITIES)
 def test_top_p_keeps_the_smallest_set_that_holds_p(large, batch, p):

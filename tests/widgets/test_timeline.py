@@ -29,7 +29,7 @@ from workbench.trace.tables import events_of_tables
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
 from workbench.widgets.timeline.data import merge_moments, merge_slices, merge_steps
-from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH
+from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, draw_timeline
 
 CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "preempted": "sb", "chunk": "ch"}
 SHARES = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_size=2).map(sorted)
@@ -123,6 +123,15 @@ def test_what_is_seen_stays_within_the_run(moves: list[tuple[float, float]]) -> 
         low, high = view.window
         assert 0 <= low < high <= view.length + 1e-6
     view.close()
+
+
+@given(st.floats(1e-3, 1e7), st.sampled_from([480.0, 631.0, WIDTH]))
+@settings(max_examples=tries(50))
+def test_labels_of_the_axis_end_within_the_picture(high: float, width: float) -> None:
+    """However long a run was, in letters as wide as DejaVu's at this size: 7 pixels."""
+    picture = draw_timeline(Tracks(), 0.0, high, width=width)
+    labels = re.findall(r'<text x="([\d.]+)"[^>]*>([^<]* ms)<', picture)
+    assert labels and max(float(middle) + 3.5 * len(label) for middle, label in labels) <= width
 
 
 def test_many_requests_are_scrolled_and_those_out_of_sight_left_out() -> None:

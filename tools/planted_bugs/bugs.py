@@ -88,8 +88,8 @@ BUGS = (
     PlantedBug(
         "kernels: attention in MLIR forgets to rescale its total when a higher score comes",
         "compiled_kernels/paged_attention/mlir_softmax.py",
-        "totals[total_place] * factor",
-        "totals[total_place] * totals[total_place]",
+        "memory[total_place] * factor",
+        "memory[total_place] * memory[total_place]",
     ),
     PlantedBug(
         "kernels: the Triton norm divides by its padded width",
@@ -142,8 +142,8 @@ BUGS = (
     PlantedBug(
         "kernels: decode attention in MLIR does not read a page that sinks fill in part",
         "compiled_kernels/paged_attention/mlir_decode.py",
-        "(zero, end.divided_up(shape.page_size))",
-        "(zero, end // shape.page_size)",
+        "last.divided_up(size)",
+        "last // size",
     ),
     PlantedBug(
         "kernels: queries of a span in Triton see later keys of their tile",
@@ -226,8 +226,7 @@ BUGS = (
     PlantedBug(
         "inspect: weights of a rotated cache are of queries that are not rotated",
         "workbench/inspect/attention.py",
-        "        if self.source.rotates:\n"
-        "            q = hadamard_rotate(q)\n",
+        "        if self.source.rotates:\n            q = hadamard_rotate(q)\n",
         "",
     ),
     PlantedBug(
@@ -363,8 +362,8 @@ BUGS = (
     PlantedBug(
         "kernels: decode attention in MLIR leaves pages to no part of a split context",
         "compiled_kernels/paged_attention/mlir_decode.py",
-        "each = count.divided_up(shape.chunks)",
-        "each = count // shape.chunks",
+        "each = count.divided_up(chunks)",
+        "each = count // chunks",
     ),
     PlantedBug(
         "kernels: activations in INT8 are rounded away from zero at ties",

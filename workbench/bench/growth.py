@@ -11,6 +11,7 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.engine.shared_layers import share_layers
+from workbench.model.linear import Linear
 
 AXES = {"context": (256, 1024, 2048, 4096), "batch": (1, 2, 4, 8), "layers": (30, 20, 10, 5),
         "vocabulary": (49_152, 24_576, 12_288, 6_144)}  # fmt: skip
@@ -24,6 +25,8 @@ def grown(config: EngineConfig, loaded: LoadedModel, axis: str, value: int, step
     model = made.transformer
     if axis == "vocabulary" and model.embedding is not None:
         model.spec = model.spec.model_copy(update={"vocab_size": value})
-        model.embedding = nn.Embedding.from_pretrained(model.embedding.weight[:value])
+        table = model.embedding.weight[:value]
+        model.embedding = Linear(table.shape[1], value, False, model.backend)
+        model.embedding.weight = nn.Parameter(table, requires_grad=False)
     sizes = {"batch": 1, "context": 256, axis: value}
     return BenchCase("decode", sizes["batch"], 0, sizes["context"], steps), Runner(config, made)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,15 +15,12 @@ from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.check import device_of
 from compiled_kernels.measure import COLD_WORKING_SET_BYTES, KernelMeasurement, KernelTiming, measure
 from compiled_kernels.stage import CompilerStage, CompilerStages
-from workbench.engine.config import parse_dtype
-from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX, stored_dtype
+from workbench.engine.config import ModelConfig, parse_dtype
+from workbench.engine.loaded_model import describe_model, weight_format
 from workbench.executors.packing import bucket_for
 from workbench.machine.ceilings import MachineCeilings, bound_fault, ceilings_for, gemm_dtypes, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, last_level_cache, others_cpu_share
-from workbench.model.hf.families import read_spec
-from workbench.model.quantized import WeightFormat
-from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
 
 MIN_READ_BYTES = 2**20  # a read test of less times its own call, not the memory
@@ -171,9 +167,7 @@ def stage_sizes(stages: CompilerStages) -> list[dict[str, Any]]:
     ]
 
 
-def decode_step_stages(
-    model: str, dtype: str = "auto", weights: WeightFormat | None = None, rows: int = 1, page_size: int = 64
-) -> CompilerStages:
+def decode_step_stages(model: ModelConfig, rows: int = 1, page_size: int = 64) -> CompilerStages:
     """Return the compilation stages of the step that decodes `rows` sequences, on torch's present threads.
 
     `rows` is rounded up to its bucket (1, 2, 4, ...). The step is compiled where it is not cached, without any weights.
@@ -185,15 +179,12 @@ def decode_step_stages(
     from workbench.executors.layout import panels_refusal
     from workbench.executors.programs.decode_step import step_shape
 
-    if model.startswith(SHAPE_PREFIX):
-        spec, stored = named_shape(model.removeprefix(SHAPE_PREFIX)), torch.bfloat16
-    else:
-        folder = BUNDLED_MODELS.get(model, Path(model))
-        spec, stored = read_spec(folder), stored_dtype(folder)
-    format = weights or WeightFormat()
+    spec, stored = describe_model(model.name, context=model.context)
+    format = weight_format(model, backend=str(Backend.MLIR))
     format.check(spec)
     with torch.device("meta"):
-        shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
+        shapes = Transformer(spec, format=format).to(parse_dtype(stored if model.dtype == "auto" else model.dtype))
+    shapes.use_code_panels()
     if panels_refusal(shapes) is None:
         # As the mlir backend does; `auto` leaves weights row by row where torch's product is quicker.
         shapes.use_panels()

@@ -57,7 +57,7 @@ def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJ
     raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
 
 
-@app.command(epilog="Example: `workbench kernels bench --operator linear_int8 --threads 2`")
+@app.command(epilog="Example: `workbench kernels bench --operator linear_quantized --threads 2`")
 def bench(
     operator: Operator = None,
     backend: BackendOption = None,
@@ -100,7 +100,7 @@ def show(
     case: Annotated[str | None, typer.Option(help="which case; the first timed one unless given")] = None,
     model: Annotated[str, typer.Option(help="decode_step's: as `load` names them")] = "demo",
     dtype: Annotated[str, typer.Option(help="decode_step's: auto, float32 or bfloat16")] = "auto",
-    weights: Annotated[str, typer.Option(help="decode_step's: dense, int8 or int4")] = "dense",
+    weights: Annotated[str, typer.Option(help="decode_step's: auto (the files' own), dense, int8 or int4")] = "auto",
     head_weights: Annotated[str | None, typer.Option(help="decode_step's: as the weights unless given")] = None,
     activations: Annotated[str, typer.Option(help="decode_step's: float; with int8 or int4 also int8")] = "float",
     rows: Annotated[int, typer.Option(help="decode_step's: sequences that decode, 1, 2, 4, ...")] = 1,
@@ -113,8 +113,8 @@ def show(
     with backend_errors():
         if operator == DECODE_STEP:
             _refuse(given_options(context) & {"case"}, f"{DECODE_STEP} has a --model and no cases")
-            stored = weights, head_weights, activations
-            name, summary, found = _step(backend, model, dtype, *stored, rows, page_size)
+            stored = {"weights": weights, "head_weights": head_weights, "activations": activations}
+            name, summary, found = _step(backend, {"name": model, "dtype": dtype, **stored}, rows, page_size)
         else:
             _refuse(given_options(context) & DECODE_STEP_OPTIONS, f"only {DECODE_STEP} has such")
             name, summary, found = _operator(operator, backend or "inductor", case, overview=stage is None)
@@ -178,29 +178,22 @@ def _operator(
 
 
 def _step(
-    backend: str | None,
-    model: str,
-    dtype: str,
-    weights: str,
-    head_weights: str | None,
-    activations: str,
-    rows: int,
-    page_size: int,
+    backend: str | None, model: dict[str, Any], rows: int, page_size: int
 ) -> tuple[str, dict[str, Any], CompilerStages]:
     from compiled_kernels.backends import Backend
     from workbench.bench.kernels import decode_step_stages, stage_sizes
-    from workbench.model.quantized import WeightFormat
+    from workbench.engine.config import EngineConfig
 
     if backend not in (None, str(Backend.MLIR)):
         _parse_backends([backend])
         raise WorkbenchError(f"{DECODE_STEP} --backend {backend}: one function only on backend mlir")
-    for name, value in (("rows", rows), ("page-size", page_size)):
+    for option, value in (("rows", rows), ("page-size", page_size)):
         if value < 1:
-            raise WorkbenchError(f"--{name} {value}: must be at least 1")
-    format = WeightFormat.parse(weights, head_weights, activations=activations)
-    found = decode_step_stages(model, dtype, format, rows, page_size)
-    stored = weights if activations == "float" else f"{weights}, activations {activations}"
-    name = f"{model}, rows {rows}, weights {stored}, pages of {page_size}"
+            raise WorkbenchError(f"--{option} {value}: must be at least 1")
+    config = EngineConfig.build(model).model
+    found = decode_step_stages(config, rows, page_size)
+    activations = "" if config.activations == "float" else f", activations {config.activations}"
+    name = f"{config.name}, rows {rows}, weights {config.weights}{activations}, pages of {page_size}"
     summary = {
         "operator": DECODE_STEP,
         "backend": str(Backend.MLIR),

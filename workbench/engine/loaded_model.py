@@ -168,10 +168,11 @@ class LoadedModel:
 
             # The state has no name: what is laid out anew later is then freed matrix by matrix.
             if ranks is None:
-                model = Transformer.from_state(source.spec, state(), backends.blocks, format).to(device)
+                model = Transformer.from_state(source.spec, state(), backends.blocks, format, dtype=dtype)
             else:
                 share = state(lambda each: cut_state(each, source.spec, ranks.rank, ranks.size))
-                model = TensorParallelTransformer.of_rank(source.spec, share, backends.blocks, format, ranks).to(device)
+                model = TensorParallelTransformer.of_rank(source.spec, share, backends.blocks, format, ranks, dtype)
+            model.to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report, usual=usual_seconds()):
@@ -209,7 +210,7 @@ def _requirements(
     page_size = config.cache.page_size
     format.check(source.spec)
     config.cache.check(len(source.spec.layers), page_size)
-    dtype = source.stored_dtype if config.model.dtype == "auto" else parse_dtype(config.model.dtype)
+    dtype = source.dtype(config.model)
     shapes = cache_shapes(source.spec, config.cache)
     for shape in shapes:
         shape.page_formats(page_size)
@@ -246,10 +247,9 @@ def weight_storage(model: ModelConfig, backend: str = AUTO_BACKEND) -> dict[str,
     format, reasons = source.weight_format(config)
     found = {"blocks": str(format), "head": str(format.head), "bytes": 0, "file_bytes": 0, "widened": list[str]()}
     if source.trained is not None:
-        files, tied = (source.checkpoint, source.wanted), source.trained.tie_word_embeddings
-        dtype = source.stored_dtype if model.dtype == "auto" else parse_dtype(model.dtype)
-        found["bytes"], found["file_bytes"] = bytes_of_kept(kept_matrices(*files, tied, format).values())
-        found["widened"] = cost_of_widening(*files, tied, format, dtype, reasons)
+        files = source.checkpoint, source.wanted, source.trained.tie_word_embeddings
+        found["bytes"], found["file_bytes"] = bytes_of_kept(kept_matrices(*files, format).values())
+        found["widened"] = cost_of_widening(*files, format, source.dtype(model), reasons)
     return found
 
 
@@ -297,6 +297,10 @@ class _Source:
         """Return the dtype that `auto` means: the files' own, bfloat16 for shapes."""
         return torch.bfloat16 if self.folder is None else stored_dtype(self.folder)
 
+    def dtype(self, model: ModelConfig) -> torch.dtype:
+        """Return what the model computes in."""
+        return self.stored_dtype if model.dtype == "auto" else parse_dtype(model.dtype)
+
     def weight_format(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
         """Return the format of the weights in memory; for auto it is the files' own where products of the backend
         multiply from it. And why it is not, by stored tensor (see `cost_of_widening`)."""
@@ -308,8 +312,10 @@ class _Source:
             return setting, {}
         if not self.attention.is_unchanged:
             return setting, {"": "its attention is changed"}
-        tied = self.trained.tie_word_embeddings
-        format, reasons = stored_format(self.checkpoint, self.wanted, tied, *self._refusals(config))
+        format, reasons = stored_format(
+            self.checkpoint, self.wanted, self.trained.tie_word_embeddings, *self._refusals(config),
+            self.dtype(settings),
+        )  # fmt: skip
         format = replace(format, activations=settings.activations)
         group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
         if settings.head_weights is not None:

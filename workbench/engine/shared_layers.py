@@ -13,7 +13,7 @@ from workbench.model.attention_spec import AttentionSpec
 from workbench.model.rotary import build_rotary_table, rotaries_of_model
 from workbench.model.transformer import ModulesOf, Transformer
 
-SHARED = ("norm", "embedding_norm", "positions", "embedding", "head")  # what stands before and after the layers
+SHARED = ("norm", "embedding_norm", "positions", "embedding", "head", "_empty")  # what is no layer
 
 
 def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedModel:

@@ -186,7 +186,8 @@ def _in_words(name: str) -> Finder:
 
 def _quantized_embedding(wanted: Requirements) -> str | None:
     tied = wanted.spec is not None and wanted.spec.tie_word_embeddings
-    return "a quantized embedding" if tied and not wanted.weights.head.is_dense else None
+    stored = wanted.weights.head if tied else wanted.weights.embedding
+    return None if stored.is_dense else "a quantized embedding"
 
 
 def _rotary_by_length(wanted: Requirements) -> str | None:

@@ -20,9 +20,9 @@ from compiled_kernels.blocked.layout import (
     to_panels,
     whole_panels,
 )
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.int8_activations import int8_problem
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
-from compiled_kernels.linear_w8a8.api import int8_problem
 from workbench.errors import WorkbenchError
 from workbench.model.formats.mapped import release
 from workbench.model.quantized import BESIDE, Activations, Rows
@@ -146,20 +146,11 @@ class Linear(nn.Module):
         weight, scales, minima = self._read
         if in_panels(weight):  # which are whole pairs, and so is what is beside them
             bias, scales = (each if each is None or each.ndim > 1 else whole_panels(each) for each in (bias, scales))
-        group = self.panel_group if in_panels(weight) else self.format.group
         if scales is None:
             found = compiled_kernels.linear(x, weight, bias, self.backend)
-        elif self.quantizes_x:
-            parts = weight, scales, bias, minima
-            found = compiled_kernels.linear_w8a8(x, *parts, self.format.codes, group, self.backend)
-        elif self.format == INT8_MATRIX:
-            found = compiled_kernels.linear_int8(x, weight, scales, bias, self.backend)
-        elif self.format.words is not None:
-            parts = weight, scales, minima
-            found = compiled_kernels.linear_quantized(x, *parts, bias, str(self.format), self.backend)
         else:
-            scales, group = (scales[:, None], self.in_features) if self.format.scales_rows else (scales, group)
-            found = compiled_kernels.linear_grouped(x, weight, scales, minima, bias, group, self.backend)
+            stored = weight, scales, minima, bias, self.format.codes, self.format.group
+            found = compiled_kernels.linear_quantized(x, *stored, "int8" if self.quantizes_x else "float", self.backend)
         return found if found.shape[1] == self.out_features else found[:, : self.out_features]
 
     @property

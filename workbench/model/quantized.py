@@ -1,4 +1,4 @@
-"""Weights of products in few bits, chosen when a model is loaded; norms, biases and an untied embedding stay dense."""
+"""Weights of products in few bits, chosen when a model is loaded; norms and biases stay dense."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.stacks import stack_problem
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
-from compiled_kernels.linear_w8a8.api import int8_problem
+from compiled_kernels.linear.int8_activations import int8_problem
+from compiled_kernels.linear.matrix_format import CODE_DTYPES, DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized
@@ -29,7 +29,7 @@ BESIDE = ("scales", "minima")  # of a matrix in few bits
 # Matrices by shape that are looked up, that multiply element by element, or that choose.
 EXPERT_STACKS = ".feedforward.gate_up", ".feedforward.down"
 DENSE_MATRICES = (
-    "embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight",
+    "input_embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight",
     "_bias", "coefficients.weight",
 )  # fmt: skip
 
@@ -50,12 +50,13 @@ def matrix_format(name: str, quant_group: int = 64) -> MatrixFormat:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """The stored formats of the matrices of blocks and head. A tied embedding is stored as the head is.
+    """The stored formats of the matrices of blocks and head. A tied embedding is stored as the head is; another one,
+    which is looked up, as its file stores it (`embedding`).
 
     `experts` is the format of a mixture's experts, that of the blocks unless given.
 
     `activations` are what is multiplied with them: `float` in the model's type, or `int8`, quantized as it comes and
-    multiplied as integers, wherever codes are integers (see compiled_kernels/linear_w8a8).
+    multiplied as integers, wherever codes are integers (see compiled_kernels/linear/int8_activations.py).
 
     `own` has those matrices of the blocks, and stacks of experts, that are stored otherwise, by name: their rows. Parts
     of a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
@@ -65,6 +66,7 @@ class WeightFormat:
     activations: Activations = "float"
     experts: MatrixFormat | None = None
     own: tuple[tuple[str, Rows], ...] = ()
+    embedding: MatrixFormat = DENSE_MATRIX
 
     @classmethod
     def parse(
@@ -104,7 +106,7 @@ class WeightFormat:
             return self.of_experts
         if axes != 2 or name.endswith(DENSE_MATRICES):
             return DENSE_MATRIX
-        return self.head if name == "head.weight" else self.blocks
+        return {"head.weight": self.head, "embedding.weight": self.embedding}.get(name, self.blocks)
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return how the rows of a parameter, or the experts of a stack, are stored."""
@@ -130,7 +132,8 @@ class WeightFormat:
         activations = () if self.activations == "float" else (f"activations {self.activations}",)
         experts = () if self.experts is None else (f"experts {self.experts!r}",)
         own = (repr(self.own),) if self.own else ()
-        return repr(self.blocks), repr(self.head), *activations, *experts, *own
+        embedding = () if self.embedding.is_dense else (f"embedding {self.embedding!r}",)
+        return repr(self.blocks), repr(self.head), *activations, *experts, *own, *embedding
 
     def check(self, spec: ModelSpec) -> None:
         """Raise WorkbenchError where groups do not divide a matrix's columns, which words of files do, and for INT8
@@ -175,14 +178,14 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
     stacks of experts `X`, and `X_scales`. Routers and what latent attention absorbs stay dense.
 
     `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense becomes
-    the head. A matrix with scales beside it is stored so already.
+    the head. A matrix of the type of its codes is stored so already.
     """
     format.check(spec)
-    done = {name for name in state if scales_of(name) in state}
     found: dict[str, Tensor] = {}
     for name in list(state):
         tensor, ours = state.pop(name), stored_name(name, spec, format)
-        if format.is_dense(ours, tensor.ndim) or name in done or name.endswith(BESIDE):
+        done = tensor.dtype == CODE_DTYPES.get(format.of(ours, tensor.ndim).codes, torch.int32)
+        if format.is_dense(ours, tensor.ndim) or done or name.endswith(BESIDE):
             found[ours] = tensor
             continue
         rows = format.rows_of(ours, tuple(tensor.shape))
@@ -203,11 +206,6 @@ def is_expert_stack(name: str, axes: int) -> bool:
 def store_as(name: str, shape: tuple[int, ...], format: WeightFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Quantize a matrix, or a stack of such, that comes in blocks of rows: codes, scales, and minima if it has such."""
     return store_quantized(shape, format.of(name, len(shape)), blocks)
-
-
-def scales_of(name: str) -> str:
-    """Return the name of the scales of a matrix `X.weight`, or of a stack `X`."""
-    return _beside(name, "scales")
 
 
 def _beside(name: str, part: str) -> str:

@@ -63,6 +63,7 @@ class Transformer(nn.Module):
 
     blocks: ModulesOf[TransformerBlock]
     rotary: ModulesOf[RotaryTable]
+    _empty: Tensor
 
     def __init__(
         self,
@@ -96,10 +97,12 @@ class Transformer(nn.Module):
         rows = 0 if first is None else spec.max_position_embeddings + first
         self.positions = None if first is None else _unfilled(rows, spec.hidden_size)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
-        self.embedding = _unfilled(spec.vocab_size, spec.hidden_size) if self._plain_embedding else None
+        tied, sizes = spec.tie_word_embeddings, (spec.hidden_size, spec.vocab_size)
+        only_head = tied and not format.head.is_dense
+        self.embedding = None if only_head else Linear(*sizes, False, backend, format.embedding)
         stored = backend, format.head, format.activations
-        sizes = spec.hidden_size, spec.vocab_size
-        self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
+        self.head = None if tied and not only_head else Linear(*sizes, spec.head_bias, *stored)
+        self.register_buffer("_empty", torch.empty(0), persistent=False)  # of the model's type, on its device
         rotaries = rotaries_of_model(spec)
         self.rotary = ModulesOf(map(build_rotary_table, rotaries))
         places: dict[RotaryKey | None, int | None] = {rotary: place for place, rotary in enumerate(rotaries)}
@@ -111,14 +114,17 @@ class Transformer(nn.Module):
     @classmethod
     def from_state(
         cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend = Backend.EAGER, format: WeightFormat = DENSE,
-        sum_over_ranks: SumOverRanks = one_rank,
+        sum_over_ranks: SumOverRanks = one_rank, dtype: torch.dtype | None = None,
     ) -> Self:  # fmt: skip
-        """Build the model of a dense `state`, which is emptied where `format` stores it otherwise."""
+        """Build the model of a dense `state`, which is emptied where `format` stores it otherwise; `dtype` is that of
+        the last norm unless given."""
         if format != DENSE:
             state = quantize(state, spec, format)
         with torch.device("meta"):
             model = cls(spec, backend, format, sum_over_ranks)
-        own = _own_modules(model, state["norm.weight" if "norm.weight" in state else "embedding.weight"].dtype)
+        known = state["norm.weight"] if "norm.weight" in state else next(iter(state.values()))
+        model._empty = known.new_empty(0, dtype=dtype)
+        own = _own_modules(model, model.dtype)
         missing, extra = model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name in missing if name not in own]
         if missing or extra:
@@ -145,11 +151,12 @@ class Transformer(nn.Module):
                 part.use_panels(panels)
 
     def use_code_panels(self, panels: bool = True, in_place: bool = False) -> bool:
-        """Do so with what the backend mlir reads only in panels, the experts of mixtures and all that is in few bits,
+        """Do so with what the backend mlir reads only in panels, the experts of mixtures and every product in few bits,
         the head too; return whether there is any in the blocks. `in_place` lays what is in few bits out over its rows,
         which no one else may read."""
         stacked = [part for whole in self.modules() if isinstance(whole, StackedLinear) for part in whole.parts]
         coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense] + stacked
+        coded = [part for part in coded if part is not self.embedding]  # which is looked up row by row
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
         for part in mixtures:
             part.use_panels(panels)
@@ -170,27 +177,11 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._dense_parameter.dtype
+        return self._empty.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._dense_parameter.device
-
-    @property
-    def _dense_parameter(self) -> Tensor:
-        """Return a parameter that is never quantized; a norm may have none."""
-        if self.norm.weight is not None:
-            return self.norm.weight
-        assert self.embedding is not None
-        return self.embedding.weight
-
-    @property
-    def _plain_embedding(self) -> bool:
-        return not (self.spec.tie_word_embeddings and not self.format.head.is_dense)
-
-    @property
-    def _shared_embedding(self) -> bool:
-        return self.spec.tie_word_embeddings and self.format.head.is_dense
+        return self._empty.device
 
     @property
     def head_tensors(self) -> tuple[Tensor, ...]:
@@ -204,7 +195,7 @@ class Transformer(nn.Module):
     def weight_bytes(self) -> int:
         """Return the bytes that one decode step reads: every parameter once, but the embedding only where it is the
         head too, and of a mixture the experts of one token."""
-        unread = 0 if self.embedding is None or self.head is None else self.embedding.weight.nbytes
+        unread = 0 if self.embedding is None or self.head is None else self.embedding.matrix_bytes
         unread += 0 if self.streams is None else self.streams.input_embedding.weight.nbytes
         unread += sum(part.unread_bytes for part in self.modules() if isinstance(part, MixtureOfExperts))
         return sum(parameter.nbytes for parameter in self.parameters()) - unread
@@ -241,10 +232,9 @@ class Transformer(nn.Module):
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Look up token ids [token] in the embedding, as it is stored: [token, hidden]."""
-        if self.embedding is not None:
-            return self.embedding(ids)
-        assert self.head is not None  # the tied matrix
-        return self.head.lookup_rows(ids, self.dtype)
+        table = self.head if self.embedding is None else self.embedding
+        assert table is not None
+        return table.lookup_rows(ids, self.dtype)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""

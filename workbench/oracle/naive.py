@@ -15,8 +15,8 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, SpanContext, attend
+from compiled_kernels.linear.int8_activations import int8_problem, rounded_to_int8
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear_w8a8.api import int8_problem, rounded_to_int8
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
 from workbench.errors import WorkbenchError

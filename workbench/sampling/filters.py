@@ -141,7 +141,8 @@ class TopP:
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
         if logits.shape[-1] <= LARGE_VOCAB or logits.device.type != "cpu":
             return self._of_all(logits)
-        return torch.stack([*map(self._of_likely, logits)])  # no row depends on its neighbours
+        # by rows, so that none depends on its neighbours
+        return torch.cat([logits[:0], *(self._of_likely(row)[None] for row in logits)])
 
     def _of_likely(self, row: Tensor) -> Tensor:
         """Sort those tokens alone that are at least as likely as (1 - p) / vocab: all others together hold less than

@@ -70,10 +70,12 @@ class TensorParallelTransformer(Transformer):
 
     @classmethod
     def of_rank(
-        cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend, format: WeightFormat, ranks: Ranks
-    ) -> TensorParallelTransformer:
+        cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend, format: WeightFormat, ranks: Ranks,
+        dtype: torch.dtype | None = None,
+    ) -> TensorParallelTransformer:  # fmt: skip
         """Build the share of the model `spec` whose parameters, cut (see `cut_state`), are `state`."""
-        model = cls.from_state(spec_of_rank(spec, ranks.rank, ranks.size), state, backend, format, ranks.all_reduce)
+        own = spec_of_rank(spec, ranks.rank, ranks.size)
+        model = cls.from_state(own, state, backend, format, ranks.all_reduce, dtype)
         model.ranks, model.rank_spec, model.spec = ranks, model.spec, spec
         for block, layer in zip(model.blocks, spec.layers, strict=True):
             assert isinstance(block.attention, AttentionMixer)  # see `cut.problem_of_ranks`

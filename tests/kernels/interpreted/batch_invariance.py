@@ -19,8 +19,8 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import Spans
 from compiled_kernels.cases import suite_of
 from compiled_kernels.linear import triton as products
-from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.quantize import dequantize_int8, dequantize_matrix, quantize_int8, quantize_matrix
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix, quantize_matrix
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
@@ -50,8 +50,8 @@ def as_on_tensor_cores() -> Iterator[None]:
 
 
 WEIGHTS = {
-    "dense": None,
-    "int8": None,
+    "dense": DENSE_MATRIX,
+    "int8": INT8_MATRIX,
     "int4": MatrixFormat("int4", 16, torch.float16),
     "int4 with minima": MatrixFormat("int4", 16, torch.float16, torch.float32),
     "int8 by 16": MatrixFormat("int8", 16, torch.float16),
@@ -67,19 +67,13 @@ def test_row_of_a_product_is_the_same_alone(
     """And near the exact one. A row of NaN beside it spoils nothing."""
     draw, format = torch.Generator().manual_seed(run_seed()), WEIGHTS[weights]
     weight, x = (torch.randn(length, width, generator=draw).to(dtype) for length in (outs, count))
-    dense, stored, scales, rest = weight, weight, None, []
-    if weights == "int8":
-        stored, scales = quantize_int8(weight)
-        dense = dequantize_int8(stored, scales)
-    if format is not None:
-        stored, scales, *minima = quantize_matrix(weight, format)
-        dense, rest = dequantize_matrix(format, stored, scales, *minima), [*(minima or [None]), format.group]
+    stored = [weight] if format.is_dense else quantize_matrix(weight, format)
+    dense = weight if format.is_dense else dequantize_matrix(format, *stored)
+    given: tuple[Any, ...] = (*stored, *[None] * (4 - len(stored)), format.codes, format.group)
     place = run_seed() % count
     if bad is not None:
         x[(place + 1) % count] = bad
-    together, alone = (
-        run(*products.plan_batch_invariant(each, stored, scales, None, *rest)) for each in (x, x[place : place + 1])
-    )
+    together, alone = (run(*products.plan(each, *given, batch_invariant=True)) for each in (x, x[place : place + 1]))
     assert torch.equal(together[place : place + 1], alone)
     exact = compiled_kernels.linear(x[place : place + 1].double(), dense.double())
     room = (width**0.5 + 4) * torch.finfo(torch.bfloat16 if dtype != torch.float32 else dtype).eps

@@ -45,7 +45,7 @@ def poisoned() -> Iterator[None]:
 
 
 def test_backend_has_every_operator_but_those_of_the_gap_table() -> None:
-    assert set(KERNELS) - set(OPERATORS) == {"log_softmax", "linear_w8a8"}
+    assert set(KERNELS) - set(OPERATORS) == {"log_softmax"}
 
 
 @pytest.mark.parametrize(("backend", "operator", "row", "threads"), kernel_rows(Backend.TRITON))
@@ -83,7 +83,7 @@ LONGER = {
 def in_parts(operator: str) -> list[tuple[Row, int]]:
     """Return an operator's rows, those of attention over long contexts, each with a number of parts."""
     longer = LONGER.get(operator, [{}])
-    plans = [row for row in KERNELS[operator].rows() if not row.get("panels")]  # panels have none
+    plans = [row for row in KERNELS[operator].rows() if not row.get("panels") and "activations" not in row]
     table = list(enumerate(plans))
     return [(row | longer[number % len(longer)], (1, 2, 3, 8)[number % 4]) for number, row in table]
 
@@ -91,9 +91,7 @@ def in_parts(operator: str) -> list[tuple[Row, int]]:
 PLANS = {
     "paged_attention": lambda *inputs, splits: attention.plan(*inputs, tile=16, splits=splits),
     "quantized_attention": packed_attention.plan,
-    "linear_int8": products.plan_int8,
-    "linear_grouped": products.plan_grouped,
-    "linear_quantized": products.plan_quantized,
+    "linear_quantized": products.plan,
 }
 
 
@@ -167,12 +165,12 @@ def registered(operator: str) -> tuple[Any, tuple]:
 
 
 def test_backend_states_its_gaps() -> None:
-    packed = torch.ones(1, 48), torch.zeros(2, 6, dtype=torch.int32), torch.ones(2, 2), None, None, 24
+    packed = torch.ones(1, 48), torch.zeros(2, 6, dtype=torch.int32), torch.ones(2, 2), None, None, "int4", 24
     q, kv, *rest = suite_of("paged_attention").make_inputs(suite_of("paged_attention").cases[-1])
     for operator, arguments, words in (
         ("rms_norm", (torch.ones(1, 4).double(), torch.ones(4), 1e-5), "knows .* not torch.float64"),
         ("top_logprobs", (torch.ones(1, 5), 6), "gives 1 to 5 entries of 5, not 6"),
-        ("linear_grouped", packed, ".*groups of a power of two columns, 8 or more, not 24"),
+        ("linear_quantized", packed, ".*groups of a power of two columns, 8 or more, not 24"),
         ("paged_attention", (q, kv._replace(keys=kv.keys.transpose(2, 3)), *rest), "reads contiguous pages"),
     ):
         with pytest.raises(BackendError, match=f"{operator}: .*{words}"):
@@ -204,7 +202,7 @@ def test_interpreter_is_still_wrong_in_bfloat16() -> None:
     """The day this fails, what `UPCAST` in compiled_kernels/triton_code/dots.py is for has gone, or a part of it, and
     the mended rows go from the table of gaps."""
     mended = {gap.operator for gap in GAPS if gap.reason == BF16_DOTS}
-    products_mended = {"linear_int8", "linear_grouped", "linear_quantized", "expert_linear"}
+    products_mended = {"linear_quantized", "expert_linear"}
     assert mended == products_mended | {"paged_attention", "quantized_attention"}
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(16, 16, generator=generator) for _ in range(2))

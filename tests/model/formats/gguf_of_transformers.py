@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def write_gguf(
     widened: bool = False,
     changed: dict[str, Any] | None = None,
     tensors_per_file: int = 0,
+    own: Mapping[str, str] = {},  # noqa: B006 (read only)
 ) -> Path:
     """Write `model` to `path`; matrices as `kind`, and what has one axis as float32.
 
@@ -54,6 +55,7 @@ def write_gguf(
         widened: the same numbers, dequantized by the package, in float32.
         changed: metadata that replace or follow the others.
         tensors_per_file: split the file.
+        own: types of matrices by a part of their GGUF names, in place of `kind`.
     """
     model.save_pretrained(folder)
     config = model.config.to_dict()
@@ -65,15 +67,16 @@ def write_gguf(
         writer.add_eos_token_id(eos)
     layers = config.get("num_hidden_layers") or config.get("n_layer")
     names = gguf.get_tensor_name_map(arch, layers)
-    stored = {name: tensor.float() for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    for name, tensor in _modified(stored, config, family):
+    dense = {name: tensor.float() for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for name, tensor in _modified(dense, config, family):
         stem, _, end = name.rpartition(".")
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"{family}: no GGUF name of {name}"
         assert end in ("weight", "bias") and stem
         values = tensor.contiguous().numpy()
         plain = values.ndim == 1 or "ffn_gate_inp" in found or "norm" in found
-        type = gguf.GGMLQuantizationType["F32" if plain else kind]
+        stored = next((each for part, each in own.items() if part in found), kind)
+        type = gguf.GGMLQuantizationType["F32" if plain else stored]
         data = _blocks(values, type)
         if widened:
             data, type = gguf.dequantize(data, type).reshape(values.shape), gguf.GGMLQuantizationType.F32

@@ -106,8 +106,8 @@ def test_integers_in_groups_are_ours_bit_for_bit(tmp_path: Path, kind: str) -> N
     assert checkpoint.format == f"GGUF {kind}"
     wanted = wanted_parameters(checkpoint, read_spec(path))
     words, reasons = stored_format(checkpoint, wanted, tied=False)
-    assert words.blocks == words.head == MatrixFormat.named(kind.lower()) and not words.own
-    assert reasons == {"token_embd.weight": "it is no matrix of a product"}
+    assert words.blocks == words.head == words.embedding == MatrixFormat.named(kind.lower())
+    assert not words.own and not reasons
     groups, _ = stored_format(checkpoint, wanted, False, lambda format: "no words" if format.words else None)
     assert groups.blocks.codes == ("int8" if kind == "Q8_0" else "int4")
     for format in (words, groups):
@@ -116,25 +116,6 @@ def test_integers_in_groups_are_ours_bit_for_bit(tmp_path: Path, kind: str) -> N
             assert isinstance(kept, KeptMatrix)
             (run,) = kept.runs
             assert torch.equal(dequantize_matrix(run.format, *run.tensors()), dense), name
-
-
-@pytest.mark.parametrize("kind", ["Q5_1", "Q3_K", "Q6_K"])
-def test_a_matrix_in_words_has_the_files_bytes_and_numbers(tmp_path: Path, kind: str) -> None:
-    """Fused or not, in the rows' order of the model: as many bytes as its parts have in the file."""
-    path = writing.write_gguf(random_checkpoint("llama", WIDE), tmp_path / "a.gguf", tmp_path / "hf", kind)
-    checkpoint = open_checkpoint(path)
-    wanted = wanted_parameters(checkpoint, read_spec(path))
-    format, _ = stored_format(checkpoint, wanted, tied=False)
-    kept = kept_matrices(checkpoint, wanted, False, format)
-    assert len(kept) == 1 + 4 * 2
-    for name, matrix in kept.items():
-        assert isinstance(matrix, KeptMatrix)
-        (run,) = matrix.runs
-        tensors = run.tensors()
-        stored = sum(checkpoint.tensors[part.name].nbytes for part in wanted[name].parts)
-        assert sum(tensor.nbytes for tensor in tensors) == stored
-        dense = read_parameter(checkpoint, wanted[name], torch.float32)
-        assert torch.equal(dequantize_matrix(run.format, *tensors), dense), name
 
 
 def test_the_parts_of_a_split_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,8 @@ from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.linear import Linear
 from workbench.model.memory import weight_bytes
 from workbench.model.parameters import StoredParameter, StoredPart
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import WeightFormat, quantize
+from workbench.model.spec import NormSpec
 from workbench.model.transformer import Transformer
 from workbench.testing import packers
 from workbench.testing.packers import Packer
@@ -189,9 +191,11 @@ def matrices(draw: st.DrawFn) -> QuantizedMatrix:
 
 
 def kept_of(matrix: QuantizedMatrix) -> KeptMatrix:
-    shape = tuple(matrix.codes().shape)
-    stored = Held(Path("m"), "Q", shape, 0, matrix)
-    part = StoredPart("x", shape)
+    return kept_in(Held(Path("m"), "Q", tuple(matrix.codes().shape), 0, matrix))
+
+
+def kept_in(stored: StoredTensor) -> KeptMatrix:
+    part = StoredPart("x", stored.shape)
     return kept_matrix(StoredParameter((part,)), Checkpoint(Path("m"), ConfigFields({}, "m"), {"x": stored}))
 
 
@@ -204,6 +208,21 @@ class Held(StoredTensor):
 
     def quantized(self) -> QuantizedMatrix:
         return self.matrix
+
+
+@dataclass(frozen=True)
+class InWords(StoredTensor):
+    beside: dict[str, torch.Tensor]
+
+    def read(self) -> torch.Tensor:
+        raise NotImplementedError("it stays in words")
+
+    def words_format(self) -> MatrixFormat:
+        return MatrixFormat.named("q4_1")
+
+    def fill_words(self, stored: Sequence[torch.Tensor]) -> None:
+        for out, each in zip(stored[1:], self.beside.values(), strict=True):
+            out.copy_(each)
 
 
 @settings(max_examples=tries(150), deadline=None)
@@ -224,12 +243,19 @@ def test_groups_of_no_whole_words_are_widened() -> None:
     assert run.parts[0].reason == "groups of 12 do not divide 96 columns, or are no multiple of 8"
 
 
+NOT_FINITE = "m: x has scales or minima that are not finite"
+
+
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
-def test_scales_that_are_not_finite_are_refused(bad: float) -> None:
-    scales = torch.ones(2, 2)
-    scales[1, 1] = bad
-    with pytest.raises(WorkbenchError, match="m: x has scales that are not finite"):
-        kept_of(QuantizedMatrix("int8", lambda: torch.zeros(2, 64, dtype=torch.int8), scales, 32))
+@pytest.mark.parametrize("place", ["scales", "minima"])
+def test_scales_and_minima_that_are_not_finite_are_refused(place: str, bad: float) -> None:
+    beside = {"scales": torch.ones(2, 2), "minima": torch.ones(2, 2)}
+    beside[place][1, 1] = bad
+    with pytest.raises(WorkbenchError, match=NOT_FINITE):
+        codes = torch.zeros(2, 64, dtype=torch.int8)
+        kept_of(QuantizedMatrix("int8", lambda: codes, beside["scales"], 32, minima=beside["minima"]))
+    with pytest.raises(WorkbenchError, match=NOT_FINITE):
+        kept_in(InWords(Path("m"), "Q4_1", (2, 64), 0, beside)).runs[0].tensors()
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
@@ -243,10 +269,13 @@ def test_nan_in_fp8_is_refused(code: int) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_positions_and_norms_by_head_stay_dense(weights: str) -> None:
-    """They have two axes and are no products."""
-    spec = TINY.model_copy(update={"learned_positions": 2})
+    """They have two axes and are no products. Norms without weights leave the model's type to who builds it."""
+    spec = TINY.model_copy(update={"learned_positions": 2, "norm": NormSpec(kind="layer", weight=False)})
     state = random_weights(spec, torch.float32)
-    model = Transformer.from_state(spec, dict(state), format=WeightFormat.parse(weights, quant_group=32))
+    stored = quantize(dict(state), spec, WeightFormat.parse(weights, quant_group=32))
+    model = Transformer.from_state(
+        spec, stored, format=WeightFormat.parse(weights, quant_group=32), dtype=torch.float32
+    )
     assert model.logits([1, 2]).isfinite().all()
     assert torch.equal(model.dense_state(torch.float32)["positions.weight"], state["positions.weight"])
 

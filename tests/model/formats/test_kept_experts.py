@@ -16,10 +16,11 @@ from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from tests.model.families import NEEDS_TRANSFORMERS, read_model
 from tests.model.formats.folders import same, write_gpt_oss
 from workbench.engine.config import EngineConfig
-from workbench.engine.loaded_model import LoadedModel, weight_format
+from workbench.engine.loaded_model import LoadedModel, weight_format, weight_storage
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.formats.gguf.blocks import BLOCK_TYPES
+from workbench.model.formats.open import open_checkpoint
 from workbench.model.memory import weight_bytes
 from workbench.model.quantized import WeightFormat, matrix_format
 from workbench.model.transformer import Transformer
@@ -115,25 +116,30 @@ def test_experts_of_packed_folders_stay_packed(tmp_path: Path, name: str) -> Non
     torch.testing.assert_close(model.logits(range(30)), expected.logits(range(30)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [type.name for type in BLOCK_TYPES.values() if type.format is not None])
-def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str) -> None:
-    """Its bits are in another order, its codes and scales are ours; nothing is widened."""
-    writing = pytest.importorskip("tests.model.formats.gguf_of_transformers", reason="gguf is not installed")
-    changes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
-               "head_dim": 64, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}  # fmt: skip
-    theirs = random_checkpoint("mixtral", changes)
-    stored = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", kind)
-    widened = writing.write_gguf(theirs, tmp_path / "b.gguf", tmp_path / "hf", kind, widened=True)
-    from workbench.model.formats.open import open_checkpoint
-    from workbench.model.hf.families import read_spec
-    from workbench.model.hf.kept import stored_format
-    from workbench.model.hf.weights import load_weights, wanted_parameters
+LLAMA = {"vocab_size": 266, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 2}  # fmt: skip
+MIXTRAL = LLAMA | {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}
+LIKE_Q4_K_M = {"ffn_down": "Q6_K", "attn_v": "Q6_K"}
+EVERY_PART = {"attn_k": "Q8_0", "attn_v": "Q6_K", "ffn_up": "Q5_0", "ffn_down": "F16", "token_embd": "Q3_K"}
+OF_GGUF = [("mixtral", type.name, LIKE_Q4_K_M) for type in BLOCK_TYPES.values() if type.format is not None]
 
-    spec, checkpoint = read_spec(stored), open_checkpoint(stored)
-    format, _ = stored_format(checkpoint, wanted_parameters(checkpoint, spec), spec.tie_word_embeddings)
-    assert format.of_experts == MatrixFormat.named(kind.lower())
-    model = Transformer.from_state(spec, load_weights(stored, spec, torch.float32, format), format=format)
-    assert same(model.dense_state(torch.float32), read_model(widened).dense_state(torch.float32))
+
+@pytest.mark.parametrize(("family", "kind", "own"), [*OF_GGUF, ("llama", "Q4_K", EVERY_PART)], ids=str)
+def test_every_matrix_of_gguf_stays_packed(tmp_path: Path, family: str, kind: str, own: dict[str, str]) -> None:
+    """Its bits are in another order, its codes and scales are ours; nothing is widened, and in panels, where threads
+    lay parts of fused matrices out apart, it has the same numbers."""
+    writing = pytest.importorskip("tests.model.formats.gguf_of_transformers", reason="gguf is not installed")
+    theirs = random_checkpoint(family, MIXTRAL if family == "mixtral" else LLAMA)
+    stored, widened = (
+        writing.write_gguf(theirs, tmp_path / f"{each}.gguf", tmp_path / "hf", kind, widened=each, own=own)
+        for each in (False, True)
+    )
+    found = weight_storage(EngineConfig.build(stored, dtype="float32").model)
+    assert not found["widened"] and found["bytes"] == found["file_bytes"]
+    model, expected = load(stored, []), read_model(widened).dense_state(torch.float32)
+    packed = sum(each.nbytes for each in open_checkpoint(stored).tensors.values() if each.dtype != "F32")
+    assert found["bytes"] == packed and same(model.dense_state(torch.float32), expected)
+    assert model.use_code_panels(in_place=True) and same(model.dense_state(torch.float32), expected)
 
 
 def test_settings_quantize_experts(tmp_path: Path) -> None:

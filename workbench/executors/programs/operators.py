@@ -11,7 +11,7 @@ NO_KERNEL, ON_CPU, POWER_OF_TWO = (
     "it has no kernel for it", "its kernels run on the CPU", "a group is a power of two columns",
 )  # fmt: skip
 GAPS = {
-    "INT8 activations": ("linear_w8a8", ""),
+    "INT8 activations": ("linear_quantized", "INT8 activations"),
     **{f"{name.upper()} weights": ("linear_quantized", f"1x256x40 {name} float32") for name in WORDS},
     "user-defined cache codec of groups of tokens": ("quantized_attention", "decode dense float32"),  # at each step
     "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys"),

@@ -94,12 +94,12 @@ class StoredTensor(ABC):
         are read, codes when they are asked for. None where it is dense, or its format is none of these kinds."""
         return None
 
-    def words_format(self) -> MatrixFormat | None:
-        """Return the format in words that a matrix is stored in, bit for bit; None where it is in none."""
+    def own_format(self) -> MatrixFormat | None:
+        """Return the format that a matrix is stored in, bit for bit: in words, or float16; None where it is in none."""
         return None
 
-    def fill_words(self, stored: Sequence[Tensor]) -> None:
-        """Write words, scales and minima, as `words_format` stores them."""
+    def fill(self, stored: Sequence[Tensor]) -> None:
+        """Write the tensors of a matrix as `own_format` stores them."""
         raise NotImplementedError
 
 

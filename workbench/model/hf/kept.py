@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,15 +50,15 @@ class KeptPart:
         """Write codes, scales and minima in a format that holds them exactly to these rows."""
         layout = self.part.layout
         if self.matrix is None and layout is None:
-            self.tensor.fill_words(stored)
+            self.tensor.fill(stored)
         else:
             read = [torch.empty_like(each) for each in stored] if self.matrix is None else [*self._codes(format)]
             if self.matrix is None:
-                self.tensor.fill_words(read)
+                self.tensor.fill(read)
             for out, each in zip(stored, read, strict=True):
                 octets = each.view(torch.uint8) if each.dtype == torch.float8_e4m3fn else each
                 out.view(octets.dtype).copy_(octets if layout is None else self._ordered(layout, octets))
-        if self.matrix is None and not bool(stored[1].isfinite().all()):
+        if self.matrix is None and not all(bool(each.isfinite().all()) for each in stored[1:]):
             raise not_finite(self.part, self.tensor)
 
     def _ordered(self, layout: Layout, rows: Tensor) -> Tensor:
@@ -173,8 +174,8 @@ NO_MATRIX = "it is no matrix of a product"
 
 
 def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
-    """Return the error of scales that are infinite or no numbers."""
-    return WorkbenchError(f"{tensor.file}: {part.name} has scales that are not finite; fetch the file again")
+    """Return the error of scales or minima that are infinite or no numbers."""
+    return WorkbenchError(f"{tensor.file}: {part.name} has scales or minima that are not finite; fetch the file again")
 
 
 def _packed(tensor: StoredTensor) -> str:
@@ -183,14 +184,14 @@ def _packed(tensor: StoredTensor) -> str:
 
 
 def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> KeptPart:
-    """Return a part in the first of its formats that is not refused: in words, then in groups, then dense."""
+    """Return a part in the first of its formats that is not refused: its own, then in groups, then dense."""
     tensor = checkpoint.tensors[part.name]
     of_rows = len(part.shape) == 3 or (isinstance(part.layout, RowLayout) and not part.layout.transposed)
     ordered = part.layout is not None and not of_rows
-    words, reason = tensor.words_format(), f"no product multiplies from {tensor.dtype}" if _packed(tensor) else ""
-    if words is not None and not ordered:
-        if (problem := refuses(words)) is None:
-            return KeptPart(part, tensor, words)
+    own, reason = tensor.own_format(), f"no product multiplies from {tensor.dtype}" if _packed(tensor) else ""
+    if own is not None and not ordered:
+        if (problem := refuses(own)) is None:
+            return KeptPart(part, tensor, own)
         reason = problem
     if part not in checkpoint.kept:  # its scales are read once
         matrix = tensor.quantized()
@@ -207,8 +208,9 @@ def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> Ke
 
 
 def stored_format(
-    checkpoint: Checkpoint, wanted: Wanted, tied: bool, refuses: Refuses = no_refusal, one_format: str | None = None
-) -> tuple[WeightFormat, dict[str, str]]:
+    checkpoint: Checkpoint, wanted: Wanted, tied: bool, refuses: Refuses = no_refusal, one_format: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[WeightFormat, dict[str, str]]:  # fmt: skip
     """Return the format in which each matrix of a checkpoint can stay, and why others are widened, by stored tensor.
 
     Args:
@@ -217,9 +219,16 @@ def stored_format(
         tied: the head is the embedding.
         refuses: why no product of the backend multiplies from a format.
         one_format: why parts of a fused matrix may not differ; None where they may.
+        dtype: what the model computes in.
     """
+
+    def refused(format: MatrixFormat, stack: bool, looked_up: bool) -> str | None:
+        if format.codes == "float16" and (stack or dtype == torch.float16):
+            return "stacks of experts are dense in the model's type"
+        return None if looked_up else refuses(format)
+
     rows: dict[str, Rows] = {}
-    head = DENSE_MATRIX
+    head = embedding = DENSE_MATRIX
     experts: dict[str, MatrixFormat] = {}
     reasons: dict[str, str] = {}
     for name, parameter in wanted.items():
@@ -229,10 +238,14 @@ def stored_format(
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head and not stack:
             reasons |= dict.fromkeys(packed, NO_MATRIX)
             continue
-        kept = kept_matrix(parameter, checkpoint, refuses, one_format, stack)
+        looked_up = name == "embedding.weight" and not tied
+        own = partial(refused, stack=stack, looked_up=looked_up)
+        kept = kept_matrix(parameter, checkpoint, own, one_format, stack)
         reasons |= {each.part.name: each.reason for each in kept.parts if each.part.name in packed and each.reason}
         if is_head:
             head = kept.runs[0].format
+        elif looked_up:
+            embedding = kept.runs[0].format
         elif stack:
             experts[name] = kept.runs[0].format
         else:
@@ -242,7 +255,7 @@ def stored_format(
     own = tuple((name, each) for name, each in rows.items() if {format for _, format in each} != {blocks})
     of_experts = Counter(experts.values()).most_common(1)[0][0] if experts else None
     own += tuple((name, ((wanted[name].shape[0], each),)) for name, each in experts.items() if each != of_experts)
-    return WeightFormat(blocks, head, experts=of_experts, own=own), reasons
+    return WeightFormat(blocks, head, experts=of_experts, own=own, embedding=embedding), reasons
 
 
 def kept_matrices(checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat) -> dict[str, KeptMatrix]:
@@ -299,7 +312,7 @@ def bytes_of_kept(kept: Iterable[KeptMatrix]) -> tuple[int, int]:
 def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) -> MatrixFormat | str:
     """Return the format that holds a matrix exactly, or why no product of ours multiplies from it."""
     columns = part.shape_here[-1]
-    if not bool(matrix.scales.float().isfinite().all()):
+    if not all(bool(each.float().isfinite().all()) for each in (matrix.scales, matrix.minima) if each is not None):
         raise not_finite(part, tensor)
     if matrix.kind == "mxfp4":
         exact = matrix.group == 32 and torch.equal(matrix.scales.to(torch.float8_e8m0fnu).float(), matrix.scales)

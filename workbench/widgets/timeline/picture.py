@@ -93,10 +93,12 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
     parts, axis = [], Scale(low, max(high, low + 1e-3), across.begin, across.end)
     bottom = 22 + 2 * ROW_HEIGHT + 14
     for value in axis.ticks(max(3, int((across.end - across.begin) / 90))):
-        x = axis(value)
+        x, label = axis(value), f"{value:g} ms"
+        # The last label stands within the picture, however long it is.
+        middle = min(x, across.end + RIGHT - 4 - len(label) * svg.CHARACTER_WIDTH / 2)
         parts += [
             svg.line(x, 18, x, bottom, class_="grid"),
-            svg.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
+            svg.text(middle, 12, label, class_="s faint", text_anchor="middle"),
         ]
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
         y = 22 + place * (ROW_HEIGHT + 2)

@@ -54,12 +54,17 @@ class GGUFStoredTensor(StoredTensor):
         numbers = dequantize_blocks(type, self._blocks(), dtype).view(self.shape)
         return numbers - self.offset if self.offset else numbers
 
-    def words_format(self) -> MatrixFormat | None:
-        return self.info.type.format if len(self.shape) == 2 else None
+    def own_format(self) -> MatrixFormat | None:
+        type = self.info.type
+        format = MatrixFormat("float16") if type.name == "F16" else type.format
+        return format if len(self.shape) == 2 else None
 
-    def fill_words(self, stored: Sequence[Tensor]) -> None:
+    def fill(self, stored: Sequence[Tensor]) -> None:
         data = self._blocks()
-        fill_words(self.info.type, data, stored)
+        if self.info.type.format is None:
+            stored[0].copy_(data.view(stored[0].dtype).view(self.shape))
+        else:
+            fill_words(self.info.type, data, stored)
         release(data)
 
     def quantized(self) -> QuantizedMatrix | None:

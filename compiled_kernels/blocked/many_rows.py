@@ -1,0 +1,161 @@
+"""A product of many rows with a weight in panels: its shape, and what becomes of its sums (see many.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from compiled_kernels.blocked.few import columns_there, finished, weight_names
+from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
+from compiled_kernels.blocked.shape import VALUES_PER_WORD, Panels, rows_type
+from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
+from compiled_kernels.builder.values import Value
+
+MAX_RUN_ROWS = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
+ORDER_TYPE = memref((SIZE_BOUND,), "i64")
+
+
+@dataclass(frozen=True)
+class ManyRows(Panels):
+    """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
+    columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
+    many panels after the first, 0 where it is the next. `listed`: the rows of x and out are those that a list names,
+    and of the weight some pairs of panels are multiplied (see `listed_arguments`). `first_column`: the column of out
+    that is the weight's first."""
+
+    out_dtype: str = "f32"
+    columns: int = 0
+    panel_distance: int = 0
+    listed: bool = False
+    first_column: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.panel_distance and self.out_features % PANEL_PAIR:
+            raise ValueError(f"{self.name}: {self.out_features} columns are no pairs of panels that stand apart")
+
+    @property
+    def multiplied_dtype(self) -> str:
+        """Type of x as it is multiplied: bfloat16 where sums are of pairs of such, float32 otherwise; with `w8a8`, as
+        it is quantized, which is in its own type for every number of rows."""
+        if self.w8a8:
+            return self.x_dtype
+        return "bf16" if self.uses_bf16_pairs else "f32"
+
+    @property
+    def multiplied(self) -> int:
+        """Values of the weight in a word as the tile multiplies it."""
+        return self.int8_rows.values if self.w8a8 else VALUES_PER_WORD[self.multiplied_dtype]
+
+    @property
+    def x_type(self) -> str:
+        return self.int8_rows.type(SIZE_BOUND) if self.w8a8 else rows_type(self.in_features, self.multiplied_dtype)
+
+    @property
+    def out_type(self) -> str:
+        return rows_type(self.columns or self.out_features, self.out_dtype)
+
+    @property
+    def sums_type(self) -> str:
+        return memref((MAX_RUN_ROWS, PANEL_PAIR), self.sum_kind)
+
+    @property
+    def in_place(self) -> bool:
+        """Tell whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
+        several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
+        if self.group:
+            return False
+        stored = self.multiplied == 4 if self.w8a8 else self.weight_dtype == self.multiplied_dtype
+        return stored and self.vectors_per_tile * self.lanes == PANEL_PAIR
+
+    @property
+    def read(self) -> list[Named]:
+        """Return what a tile reads its weights from: the weight, or a scratch block with scales and minima beside it;
+        and the sums of x of each group, where there are minima."""
+        if self.in_place:
+            return [Named("block", self.weight_types[0])]
+        found = [Named("block", memref((2, self.k_block // self.multiplied, PANEL), "i32"))]
+        if self.group:
+            beside = memref((2, self.k_block // self.group, PANEL), "f32")
+            found.append(Named("scales", beside))
+            if self.has_minima:
+                found.append(Named("minima", beside))
+            if self.has_minima and not self.w8a8:
+                x_sums = memref((MAX_RUN_ROWS, self.in_features // self.group), "f32")
+                found.append(Named("x_sums", x_sums))
+        return found
+
+    @property
+    def order(self) -> list[Named]:
+        """Return the list that names the rows of x and out, of a `listed` product."""
+        return [Named("order", ORDER_TYPE)] * self.listed
+
+    @property
+    def panels_apart(self) -> tuple[int, int, int]:
+        """Return how many pairs of panels there are, panels from one pair to the next, and from a pair's first to its
+        second."""
+        distance = self.panel_distance
+        return (distance, 1, distance) if distance else (self.panels // 2, 2, 1)
+
+
+# Arguments of a `listed` product: row i of x and of out is %order[i]; pairs of panels from first_pair to pair_end are
+# multiplied, and the weight's column %skipped_columns stands first in out.
+
+
+def listed_arguments(order: str = ORDER_TYPE) -> list[Named]:
+    """Return the arguments of a `listed` product, whose list is of memref type `order`."""
+    return [Named("order", order), *(Named(name, "index") for name in ("first_pair", "pair_end", "skipped_columns"))]
+
+
+class Done(NamedTuple):
+    """A row whose sums of one pair of panels are complete: the function's arguments by name, the sums, the row of x and
+    out, the row of the sums, the pair."""
+
+    given: dict[str, Value]
+    sums: Value
+    row: Value
+    kept: Value
+    pair: Value
+
+
+Finish = Callable[[ManyRows, Done], None]
+"""Makes what becomes of a row's sums of one pair of panels."""
+
+
+class Found(NamedTuple):
+    """A vector of a row's results: the weight's column with which it begins, its numbers, and which of these the weight
+    has (None: all)."""
+
+    column: Value
+    value: Value
+    mask: Value | None
+
+
+def pair_sums(product: ManyRows, done: Done) -> list[Found]:
+    """Return a row's sums of one pair of panels, scaled and with their bias."""
+    weights = [done.given[each.name] for each in weight_names(product)]
+    start = done.pair * (PANEL if product.panel_distance else PANEL_PAIR)
+    found = []
+    for at in range(0, PANEL_PAIR, product.lanes):
+        offset = at if not product.panel_distance or at < PANEL else at - PANEL + product.panel_distance * PANEL
+        column = start + offset
+        mask = columns_there(product, column, PANEL_PAIR)
+        sums = done.sums.load(product.lanes, done.kept, at)
+        value = finished(product, weights, sums, column, done.given["x"], done.row)
+        found.append(Found(column, value, mask))
+    return found
+
+
+def store_sums(product: ManyRows, done: Done) -> None:
+    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`; of a list less the skipped columns."""
+    for column, value, mask in pair_sums(product, done):
+        place = column - done.given["skipped_columns"] if product.listed else column + product.first_column
+        done.given["out"].store(value, done.row, place, mask=mask)
+
+
+def add_sums(product: ManyRows, done: Done) -> None:
+    """`Finish`: out[row, columns] += the sums; `out` is float32."""
+    out = done.given["out"]
+    for column, value, mask in pair_sums(product, done):
+        out.store(out.load(product.lanes, done.row, column, mask=mask) + value, done.row, column, mask=mask)
