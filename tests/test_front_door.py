@@ -22,7 +22,8 @@ from workbench.kv_cache import eviction as evict
 
 ROOT = Path(__file__).resolve().parents[1]
 # Not triton: torch imports it by itself where it is installed.
-OPTIONAL = ("torch_mlir", "jupyterlab", "IPython", "ipywidgets", "transformers")
+OPTIONAL = ("torch_mlir", "jupyterlab", "IPython", "ipywidgets", "transformers", "rich", "torch._inductor",
+            "workbench.tensor_parallel.graphs")  # fmt: skip
 
 WATCHED = f"""
 import sys
@@ -31,6 +32,8 @@ heavy = sorted({{"torch", "numpy", "tokenizers", "pyarrow", "typer"}} & set(sys.
 assert not heavy, heavy
 runner = workbench.load("demo", backend="eager")
 assert list(runner.stream("x", max_tokens=1))
+from workbench.cli import main
+assert main(["generate", "x", "--max-tokens", "1", "--backend", "eager"]) == 0
 optional = sorted({set(OPTIONAL)!r} & set(sys.modules))
 assert not optional, optional
 workbench.load("demo", backend="inductor")

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the en
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import logging
 import os
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from workbench import __version__
 from workbench.cli import (
@@ -146,7 +146,7 @@ def run(
         requests = {} if experiment.is_comparison else {"requests": record.requests.to_pylist()}
         print_json({"run": str(record.path), "summary": record.summary, **requests})
     else:
-        report.show(record, console() if experiment.is_comparison else Console(), file)
+        report.show(record, console(wide=experiment.is_comparison), file)
     if experiment.is_comparison:
         return
     failed = record.summary["requests"]["by_finish_reason"]
@@ -172,9 +172,11 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
+    gc.disable()  # objects of modules stay: collections among them take half a second of the time to the first token
     from workbench.measure.generate import generate_text
     from workbench.progress import discard, to_stderr
 
+    gc.enable()
     sampling = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -184,7 +186,6 @@ def generate(
         "stop": tuple(stop or ()),
     }
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
-    report_progress = discard if as_json else to_stderr
     result = generate_text(
         prompt,
         model,
@@ -192,7 +193,7 @@ def generate(
         dtype,
         sampling,
         show,
-        report_progress,
+        discard if as_json else to_stderr,
         parse_settings("--speculate", speculate),
         custom,
     )
@@ -218,7 +219,7 @@ def inspect(
     if as_json:
         print_json({"run": str(record.path), "environment": record.environment, "summary": record.summary})
     else:
-        report.show(record, Console())
+        report.show(record, console(wide=False))
 
 
 @app.command(epilog="Example: `workbench doctor --json`")
@@ -230,7 +231,7 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
     else:
-        show(found, Console())
+        show(found, console(wide=False))
 
 
 @functools.cache
@@ -246,8 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]
     try:
-        code = _command()(words, prog_name="workbench", standalone_mode=False)
-        return int(code or 0)
+        return int(_command()(words, prog_name="workbench", standalone_mode=False) or 0)
     except WorkbenchError as error:
         return _fail(str(error), debug)
     except typer.Exit as leave:

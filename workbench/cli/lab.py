@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.text import Text
 
 from workbench.cli.shared import AsJson, console, find_in_checkout, print_json
 from workbench.display import Table
@@ -50,6 +48,8 @@ def _check(
     folder: Path, only: list[str], pictures: Path | None, dark: bool, keep: Path | None, as_json: bool
 ) -> list[NotebookVisit]:
     find_in_checkout("tools/notebooks", "lab: --check")
+    from rich.markup import escape  # see `console`
+
     from tools.notebooks.check import WidgetScreenshots, check_notebooks
 
     album = WidgetScreenshots(pictures, dark) if pictures else None
@@ -73,6 +73,8 @@ def _check(
 
 
 def _table(visits: list[NotebookVisit]) -> Table:
+    from rich.text import Text  # see `console`
+
     rows = []
     for visit in visits:
         counts = (visit.errors, visit.console_errors, visit.outside_requests, visit.without_picture)

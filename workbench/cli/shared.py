@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from workbench.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FILE_WIDTH = 140
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
@@ -46,10 +48,12 @@ def find_in_checkout(folder: str, option: str) -> None:
         sys.path.append(str(root))
 
 
-def console() -> Console:
-    """Return a console on standard output; wide where it is no terminal, so that a table in a file is complete."""
+def console(wide: bool = True) -> Console:
+    """Return a console on standard output; `wide` where it is no terminal, so that a table in a file is complete."""
+    from rich.console import Console  # 40 ms, before a first token too: only commands that print tables take them
+
     plain = Console()
-    return plain if plain.is_terminal else Console(width=FILE_WIDTH)
+    return plain if plain.is_terminal or not wide else Console(width=FILE_WIDTH)
 
 
 def to_json(value: Any) -> str:

@@ -142,17 +142,16 @@ class TopP:
         if logits.shape[-1] <= LARGE_VOCAB or logits.device.type != "cpu":
             return self._of_all(logits)
         # by rows, so that none depends on its neighbours
-        return torch.cat([logits[:0], *(self._of_likely(row[None]) for row in logits)])
+        return torch.cat([logits[:0], *(self._of_likely(row)[None] for row in logits)])
 
     def _of_likely(self, row: Tensor) -> Tensor:
         """Sort those tokens alone that are at least as likely as (1 - p) / vocab: all others together hold less than
         1 - p. To sort a large vocabulary takes longer than to compute its logits."""
-        mass, values = row.softmax(-1).numpy()[0], row.numpy()[0]
+        mass = row.softmax(-1).numpy()
         likely = np.flatnonzero(~(mass < (1 - self.p) / len(mass)))  # NaN too
-        likely = likely[(-values[likely]).argsort()]
-        count = 1 + int((mass[likely].cumsum(dtype=np.float64) < self.p).sum())
-        kept = torch.from_numpy(likely[None, :count])
-        return torch.full_like(row, REMOVED).scatter_(1, kept, row.gather(1, kept))
+        likely = likely[(-row.numpy()[likely]).argsort()]
+        kept = torch.from_numpy(likely[: 1 + int((mass[likely].cumsum(dtype="f8") < self.p).sum())])
+        return torch.full_like(row, REMOVED).index_copy_(0, kept, row[kept])
 
     def _of_all(self, logits: Tensor) -> Tensor:
         # Not stable: then ties fall as in transformers, which sorts the same way.

@@ -22,7 +22,7 @@ from workbench.custom import check_arity, load_custom, load_verbs
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, FinishReason, SamplingParameters
 from workbench.sampling.combiners import NamedCombiner, combiner_of
-from workbench.sampling.filters import REMOVED, Filter
+from workbench.sampling.filters import Filter
 
 
 @dataclass(frozen=True)
@@ -115,18 +115,7 @@ class RandomSampler:
 
     def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
         """Return the token ids of rows `[sample, vocab]`, with one uniform number per row."""
-        if logits.device.type != "cpu":
-            return sample_categorical(logits.double().softmax(-1), uniforms)
-        return [_draw(row, each) for row, each in zip(logits, uniforms, strict=True)]
-
-
-def _draw(row: Tensor, uniform: float) -> int:
-    """Sample a token from a row [vocab]. Those that filters removed have no weight: a row has few others, mostly."""
-    left = np.flatnonzero(row.numpy() != REMOVED)
-    if not len(left):
-        return 0
-    few = row if len(left) == len(row) else row[torch.from_numpy(left)]
-    return int(left[sample_categorical(few.double().softmax(-1)[None], [uniform])[0]])
+        return sample_categorical(logits.double().softmax(-1), uniforms)
 
 
 def sample_categorical(weights: Tensor, uniforms: Sequence[float]) -> list[int]:

@@ -30,7 +30,6 @@ from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
 from workbench.scheduler.plan import StepPlan
-from workbench.tensor_parallel.graphs import RankGraphs
 from workbench.tensor_parallel.ranks import RankFailed, Ranks
 from workbench.tensor_parallel.rows import RankRows
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
@@ -146,7 +145,11 @@ class RankPrograms(dict[str, StepProgram]):
         self.model, self.store = model, store
 
     def __missing__(self, kind: str) -> StepProgram:
-        build = RankRows if kind == ROWS else RankGraphs if self.model.backend is Backend.INDUCTOR else EagerProgram
+        build: type[StepProgram] = RankRows if kind == ROWS else EagerProgram
+        if kind != ROWS and self.model.backend is Backend.INDUCTOR:
+            from workbench.tensor_parallel.graphs import RankGraphs  # its operator takes 25 ms to register
+
+            build = RankGraphs
         self[kind] = program = build(self.model, self.store)
         return program
 

@@ -18,6 +18,7 @@ from compiled_kernels.blocked.layout import BYTE_OF_COLUMN
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
 from compiled_kernels.threads import in_threads
+from workbench.model.formats.mapped import release
 
 Array = np.ndarray[Any, Any]
 CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
@@ -188,6 +189,7 @@ def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
             type.fill_sub_scales(chunk, out[:, done:])
         for at, each in zip(type.scales, scales, strict=True):
             each[first : first + step] = chunk[:, at : at + each.itemsize].view(each.dtype)
+        release(data[first * type.bytes : (first + step) * type.bytes])  # where it is a view of a file
 
     in_threads(fill, range(0, len(blocks), step))
 
