@@ -217,10 +217,10 @@ class InWords(StoredTensor):
     def read(self) -> torch.Tensor:
         raise NotImplementedError("it stays in words")
 
-    def words_format(self) -> MatrixFormat:
+    def own_format(self) -> MatrixFormat:
         return MatrixFormat.named("q4_1")
 
-    def fill_words(self, stored: Sequence[torch.Tensor]) -> None:
+    def fill(self, stored: Sequence[torch.Tensor]) -> None:
         for out, each in zip(stored[1:], self.beside.values(), strict=True):
             out.copy_(each)
 
