@@ -147,6 +147,8 @@ class Value:
 
     def bits(self, element: str) -> Value:
         """Return the same bits as numbers of another type, of as many bits or (a vector) of more or fewer each."""
+        if element == self.element:
+            return self
         if not self.lanes:
             return Value(mlir().arith.bitcast(typed(element), self.ir))
         lanes = self.lanes * _width(self.element) // _width(element)
@@ -202,22 +204,30 @@ class Value:
 
     def load(self, lanes: int, *place: Value | int, mask: Value | None = None) -> Value:
         """Return `lanes` neighbours of a memory, from `place` on; where `mask` does not hold zeros, nothing is read."""
+        memory = self._in_integers()
         if mask is None:
-            return Value(mlir().vector.load(typed(self.element, lanes), self.ir, _place(place)))
-        zeros = constant(0, self.element, lanes)
-        return Value(mlir().vector.maskedload(zeros.type, self.ir, _place(place), mask.ir, zeros.ir))
+            found = mlir().vector.load(typed(memory.element, lanes), memory.ir, _place(place))
+        else:
+            zeros = constant(0, memory.element, lanes)
+            found = mlir().vector.maskedload(zeros.type, memory.ir, _place(place), mask.ir, zeros.ir)
+        return Value(found).bits(self.element)
 
     def store(self, value: Value, *place: Value | int, mask: Value | None = None) -> None:
         """Store a vector from `place` on, in the memory's type, only where `mask` holds if it is given."""
+        memory = self._in_integers()
+        whole = value.to(self.element).bits(memory.element)
         if mask is None:
-            mlir().vector.store(value.to(self.element).ir, self.ir, _place(place))
-            return
-        memory, whole = self, value.to(self.element)
-        if self.element == "bf16":  # below AVX-512 LLVM takes a masked store apart, and rounds each number by a library
-            kind = typed(str(self.type).replace("bf16", "i16"))
-            cast = mlir().ir.Operation.create("builtin.unrealized_conversion_cast", [kind], [self.ir])
-            memory, whole = Value(cast.result), whole.bits("i16")
-        mlir().vector.maskedstore(memory.ir, _place(place), mask.ir, whole.ir)
+            mlir().vector.store(whole.ir, memory.ir, _place(place))
+        else:
+            mlir().vector.maskedstore(memory.ir, _place(place), mask.ir, whole.ir)
+
+    def _in_integers(self) -> Value:
+        """Return a memory of bfloat16 as one of 16-bit integers. Below AVX-512 LLVM takes a vector of bfloat16 apart
+        that is stored where a mask holds, or is kept from block to block, and rounds each number by a library."""
+        if self.element != "bf16":
+            return self
+        kind = typed(str(self.type).replace("bf16", "i16"))
+        return Value(mlir().ir.Operation.create("builtin.unrealized_conversion_cast", [kind], [self.ir]).result)
 
     def flat(self) -> Value:
         """Return a memory of two dimensions, row after row, as one of one."""

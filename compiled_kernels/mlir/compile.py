@@ -104,12 +104,12 @@ def compile_function(
     return _by_recipe(made, name, build, directory)
 
 
-@cache
 def compile_entry(name: str, level: Level, emit: Callable[[], object]) -> Kernel:
     """Compile the function `name` of those that `emit` makes, as `compile_text` does; it may call OpenMP's."""
     return compile_text(text_of(emit), name, level=level, libraries=(libgomp_path(),))
 
 
+@cache
 def compile_shape(
     write: Callable[..., str], *shape: Hashable, entry: str, level: Level | None = None, directory: Path | None = None
 ) -> Kernel:
