@@ -221,7 +221,7 @@ def test_the_tokenizer_and_template_of_a_gguf_file_are_kept(tmp_path: Path, as_f
 
 
 def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> None:
-    """As it is stored, and as INT4 in groups of 32, whatever order its rows have."""
+    """As it is stored; and as INT4 in groups of 32, whatever order its rows have: the embedding alone is widened."""
     pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
     pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
     from tests.model.formats.gguf_of_transformers import write_gguf
@@ -238,9 +238,10 @@ def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> No
     assert own.blocks == own.head == MatrixFormat.named("q4_0") and not own.own
     assert not reasons
     dense = Transformer.from_state(spec, load_weights(file, spec, torch.float32))
+    assert not list(cost_of_widening(checkpoint, wanted, False, own, torch.float32, reasons))
+    (said,) = cost_of_widening(checkpoint, wanted, False, format, torch.float32, reasons)  # the embedding
+    assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
     for each in (own, format):
-        (said,) = cost_of_widening(checkpoint, wanted, False, each, torch.float32, reasons)
-        assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
         kept = Transformer.from_state(spec, load_weights(file, spec, torch.float32, each), format=each)
         assert same(kept.dense_state(torch.float32), dense.dense_state(torch.float32))
     convert_model(file, tmp_path / "q", format, torch.float32)
