@@ -86,7 +86,7 @@ def test_a_format_is_the_two_lines_that_the_guide_shows(monkeypatch: pytest.Monk
     x = torch.eye(type.values)[::17]
     codes, scales = matrix_in_words(type, torch.from_numpy(stored).flatten(), 64)
     for backend in (Backend.EAGER, Backend.MLIR):
-        found = compiled_kernels.linear_quantized(x, codes, scales, None, None, type.name.lower(), backend)
+        found = compiled_kernels.linear_quantized(x, codes, scales, None, None, type.name.lower(), backend=backend)
         assert torch.equal(found, x @ numbers.view(64, -1).T), backend
 
 
