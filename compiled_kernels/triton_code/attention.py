@@ -145,6 +145,7 @@ def attend_tile(
     wanted = key <= last
     if WINDOW:
         wanted = wanted & ((key > first - window) | (key < sinks))
+    read_by = tl.full([1, 1], True, tl.int1)
     if CHOSEN:
         read_by = tl.load(chosen[:, None] + (key // SIZE)[None, :], mask=used[:, None] & wanted[None, :], other=0) != 0
         wanted = wanted & (tl.max(read_by.to(tl.int32), axis=0) > 0)
@@ -171,8 +172,7 @@ def attend_tile(
         allowed = key[None, :] <= positions[:, None]
         if WINDOW:
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
-    if CHOSEN:
-        allowed = allowed & read_by
+    allowed = allowed & read_by
     return update_softmax(
         sums, peak, total, q, tl.trans(k), v, allowed, scale, softcap, head, positions, key, v.dtype, SOFTCAP, MASK,
         SCORE,
