@@ -139,7 +139,7 @@ class TopP:
         _require(0 < self.p <= 1, "top-p", self.p, "above 0, at most 1")
 
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
-        if logits.shape[-1] <= LARGE_VOCAB or logits.device.type != "cpu":
+        if logits.shape[-1] <= LARGE_VOCAB or not logits.is_cpu or logits.dtype.itemsize < 4:
             return self._of_all(logits)
         # by rows, so that none depends on its neighbours
         return torch.cat([logits[:0], *(self._of_likely(row)[None] for row in logits)])
