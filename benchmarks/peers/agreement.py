@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.peers.catalog import DENSE_FORMATS
+from benchmarks.peers.catalog import DENSE_FORMATS, FILE
 from workbench.model.hf.weights import random_weights
+from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.oracle import naive
@@ -34,25 +35,30 @@ class LogitsReference:
     The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (oracle/naive.py) in
     bfloat16 with the weights rounded to that format (float32: against float64), plus `ROUNDING_FLOOR`, at most
     `MAX_RELATIVE_ERROR`. On random weights INT4 alone has an error of half the logits' size, so that bound is weak: a
-    peer's dense weights are compared too."""
+    peer's dense weights are compared too. Beside a file the plain computation has weights and what enters their
+    products in INT8, for llama.cpp rounds the latter so. `state` has the weights where `seed` does not draw them."""
 
-    def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str]):
+    def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str], state: Mapping[str, Tensor] | None = None):
         self.prompt = prompt_of(spec.vocab_size, seed)
         ids = torch.tensor(self.prompt)
         self.exact: dict[str, Tensor] = {}
         self.bounds: dict[str, float] = {}
         for dense in dict.fromkeys("float32" if format == "float32" else "bfloat16" for format in formats):
-            state = random_weights(spec, getattr(torch, dense), seed)
-            state = {name: values.float() for name, values in state.items()}
-            exact = _last(spec, state, ids, torch.float32)
+            given = random_weights(spec, getattr(torch, dense), seed) if state is None else state
+            weights = {name: values.float() for name, values in given.items()}
+            exact = _last(spec, weights, ids, torch.float32)
             self.exact[dense] = exact
             for format in (each for each in formats if (each == "float32") == (dense == "float32")):
-                own = self._own(spec, state, ids, format)
+                own = self._own(spec, weights, ids, format)
                 self.bounds[format] = bound_for(relative_error(own, exact))
 
     def _own(self, spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, format: str) -> Tensor:
         if format == "float32":
             return _last(spec, state, ids, torch.float64)
+        if format == FILE:
+            state = {name: values.bfloat16() for name, values in state.items()}
+            model = Transformer.from_state(spec, state, format=WeightFormat.parse("int8", activations="int8"))
+            return naive.logits(model, ids)[-1].double()
         rounded = {name: round_to_format(format, values) for name, values in state.items()}
         return _last(spec, rounded, ids, torch.bfloat16)
 

@@ -16,6 +16,7 @@ INTERPRETERS_VARIABLE = "WORKBENCH_PEER_PYTHONS"
 # Of the weights. Under int4 the head is as the tool leaves it, under int4-head it is INT4 too.
 FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-head")
 DENSE_FORMATS = FORMATS[:2]
+FILE = "file"  # the weights of a GGUF file, as it stores them
 WORKBENCH = "workbench"
 
 
@@ -48,7 +49,7 @@ FOREIGN_PEERS = (
         "pip install 'transformers>=5' torch", _SINGLE_REQUEST, {"cache": "static", "backend": "inductor"},
     ),
     Peer(
-        "llama.cpp", "llama.cpp", "run_llama_cpp.py", "gguf", FORMATS, ("llama-cpp-python", "gguf"),
+        "llama.cpp", "llama.cpp", "run_llama_cpp.py", "gguf", (*FORMATS, FILE), ("llama-cpp-python", "gguf"),
         "CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python gguf",
     ),
     Peer(
@@ -77,7 +78,8 @@ def workbench_peer(backend: str, model: str, seed: int, settings: Mapping[str, A
     """Return the workbench on `backend` as a peer; its name has the backend unless that is auto. `settings` go to
     `workbench.load`."""
     return Peer(
-        WORKBENCH if backend == "auto" else f"{WORKBENCH} {backend}", WORKBENCH, "run_workbench.py", "none", FORMATS,
+        WORKBENCH if backend == "auto" else f"{WORKBENCH} {backend}", WORKBENCH, "run_workbench.py", "none",
+        (*FORMATS, FILE),
         ("inference-workbench", "torch", "triton", "torch-mlir"), "pip install -e .",
         options={"backend": backend, "model": model, "seed": seed, "settings": dict(settings)},
         environment={"PYTHONPATH": str(SCRIPTS.parents[2])},

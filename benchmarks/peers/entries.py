@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.peers.catalog import DENSE_FORMATS, Peer
+from benchmarks.peers.catalog import DENSE_FORMATS, FILE, Peer
 from benchmarks.peers.works import PeerWorkload
 from workbench.model.spec import ModelSpec
 
@@ -36,7 +36,7 @@ def check_supported(entry: PeerEntry, spec: ModelSpec) -> PeerEntry:
 
 def formats_to_compare(entry: PeerEntry) -> tuple[str, ...]:
     """Return the formats whose logits must agree: for quantized weights dense ones too, where the bound is narrow."""
-    if entry.format in DENSE_FORMATS:
+    if entry.format in (*DENSE_FORMATS, FILE):
         return (entry.format,)
     return "bfloat16" if "bfloat16" in entry.peer.formats else "float32", entry.format
 

@@ -36,12 +36,14 @@ class ExportFailure(Exception):
 
 @dataclass(frozen=True)
 class ModelExports:
-    """Exports of one model under `folder`, made with the tools' own exporters in the tools' own interpreters."""
+    """Exports of one model under `folder`, made with the tools' own exporters in the tools' own interpreters; a model
+    that is a GGUF `file` is read by each tool as it lies."""
 
     folder: Path
     spec: ModelSpec
     seed: int
     threads: int
+    file: Path | None = None
 
     def export(self, model_format: str, format: str, python: str, packages: Sequence[str] = ()) -> tuple[Path, str]:
         """Export the model for a tool, or find the export.
@@ -58,6 +60,8 @@ class ModelExports:
         Raises:
             ExportFailure: Where the tool cannot export it.
         """
+        if self.file is not None:
+            return self.file, f"weights as {self.file.name} stores them"
         if model_format == "none":
             return self.folder, ""
         dense = "float32" if format == "float32" else "bfloat16"

@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.peers.agreement import LogitsReference
-from benchmarks.peers.catalog import FORMATS, Peer, foreign_peers, python_of, workbench_peer
+from benchmarks.peers.catalog import FILE, FORMATS, Peer, foreign_peers, python_of, workbench_peer
 from benchmarks.peers.entries import PeerEntry, check_agreement, check_supported, comparisons, entry_row
 from benchmarks.peers.export import ExportFailure, ModelExports
 from benchmarks.peers.placement import core_to_core_ns
@@ -20,8 +22,11 @@ from benchmarks.peers.works import PeerWorkload, standard_workloads
 from workbench.errors import WorkbenchError, nearest
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.weights import load_weights
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
+from workbench.models.store import fetched_model
 
 SHAPE = "shape:"
 
@@ -50,7 +55,7 @@ def run_peers(
     at once. A peer that is absent, unsupported, in disagreement with our logits or failing is a row with the reason.
 
     Args:
-        model: A `shape:NAME`.
+        model: A `shape:NAME`, or a GGUF file or its name among the fetched models, with the format `file` alone.
         workloads: Workloads to time; None is the standard five.
         formats: Weight formats.
         folder: Folder for exports.
@@ -66,11 +71,14 @@ def run_peers(
         on_progress: Called with a line of text before each process.
         on_round: Called with the record so far after each round.
     """
-    spec = _checked(model, formats, rounds, repetitions, threads)
+    file = file_of(model)
+    spec = _checked(model, file, formats, rounds, repetitions, threads)
+    state = None if file is None else load_weights(file, spec, torch.float32)
     workloads, pythons = standard_workloads() if workloads is None else workloads, pythons or {}
-    every = (*(workbench_peer(backend, model, seed, settings or {}) for backend in backends), *foreign_peers(peers))
+    own = (workbench_peer(backend, str(file or model), seed, settings or {}) for backend in backends)
+    every = (*own, *foreign_peers(peers))
     before, about, date = cpu_times(), environment(), datetime.now(UTC).isoformat(timespec="seconds")
-    bench = _PeerBench(ModelExports(folder, spec, seed, threads), pythons, threads, timeout, on_progress)
+    bench = _PeerBench(ModelExports(folder, spec, seed, threads, file), pythons, threads, timeout, on_progress)
     entries = [
         check_supported(PeerEntry(peer, format, work), spec)
         for work in workloads
@@ -78,7 +86,8 @@ def run_peers(
         for peer in every
     ]
     pairs = comparisons(entries)
-    agreement = bench.agree(pairs, LogitsReference(spec, seed, [format for _, format in pairs]))
+    agreement = bench.agree(pairs, LogitsReference(spec, seed, [format for _, format in pairs], state))
+    del state  # it would lie beside what is timed
     entries = [check_agreement(entry, agreement) for entry in entries]
     runs: list[dict] = []
 
@@ -86,7 +95,7 @@ def run_peers(
         return {
             "question": "How fast are other tools on the same model, the same machine and the same threads?",
             "date": date,
-            "model": {"name": model, "seed": seed, "spec": spec.model_dump(mode="json")},
+            "model": {"name": model if file is None else file.stem, "seed": seed, "spec": spec.model_dump(mode="json")},
             "works": [{**asdict(work), "requests": [list(pair) for pair in work.requests]} for work in workloads],
             "settings": {
                 "rounds": rounds,
@@ -170,16 +179,25 @@ class _PeerBench:
         return answer
 
 
-def _checked(model: str, formats: Sequence[str], rounds: int, repetitions: int, threads: int) -> ModelSpec:
-    if not model.startswith(SHAPE):
-        raise WorkbenchError(f"--peers with model {model!r}: peers run seeded random weights; give shape:NAME")
+def file_of(model: str) -> Path | None:
+    """Return the GGUF file that `model` names, None where it names none."""
+    found = fetched_model(model) or Path(model)
+    return found.resolve() if found.suffix == ".gguf" else None
+
+
+def _checked(
+    model: str, file: Path | None, formats: Sequence[str], rounds: int, repetitions: int, threads: int
+) -> ModelSpec:
+    if file is None and not model.startswith(SHAPE):
+        raise WorkbenchError(f"--peers with model {model!r}: give shape:NAME (random weights) or FILE.gguf")
+    known = FORMATS if file is None else (FILE,)
     for format in formats:
-        if format not in FORMATS:
-            raise WorkbenchError(f"no format {format!r}{nearest(format, FORMATS)}; known: {', '.join(FORMATS)}")
+        if format not in known:
+            raise WorkbenchError(f"no format {format!r}{nearest(format, known)}; known: {', '.join(known)}")
     for name, value in (("rounds", rounds), ("repetitions", repetitions), ("threads", threads)):
         if value < 1:
             raise WorkbenchError(f"{name} {value}: must be at least 1")
-    return named_shape(model.removeprefix(SHAPE))
+    return named_shape(model.removeprefix(SHAPE)) if file is None else read_spec(file)
 
 
 def _versions(peer: Peer, runs: Sequence[dict], agreement: Sequence[dict]) -> dict:

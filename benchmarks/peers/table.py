@@ -33,8 +33,8 @@ def peers_markdown(record: Mapping[str, Any]) -> str:
 
 
 def write_record(record: Mapping[str, Any], folder: Path) -> Path:
-    """Write `peers-SHAPE-DATE.json` into `folder` atomically. Raises WorkbenchError where it cannot be written."""
-    return write_dated_record(record, folder, f"peers-{record['model']['name'].partition(':')[2]}")
+    """Write `peers-MODEL-DATE.json` into `folder` atomically. Raises WorkbenchError where it cannot be written."""
+    return write_dated_record(record, folder, f"peers-{record['model']['name'].removeprefix('shape:')}")
 
 
 def _sections(record: Mapping[str, Any]) -> list[tuple[str, list[dict]]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.peers import catalog, interpreters, peers_markdown, peers_tables, run_peers, write_record
 from benchmarks.peers.catalog import Peer
@@ -14,6 +16,8 @@ from benchmarks.peers.rows import summarize_runs
 from benchmarks.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
 from tests.benchmarks.fakes import fake, noise, right_logits
 from tests.helpers.refusals import refuses
+from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.model.hf.convert_gguf import convert_to_gguf
 
 WORKS = (decode_workload(0, 5), prefill_workload(20))
 
@@ -154,12 +158,36 @@ def test_record_and_tables(tmp_path, monkeypatch) -> None:
         ("demo", {}, "give shape:NAME"),
         ("shape:huge", {}, "no shape 'huge'"),
         ("shape:tiny", {"formats": ("int5",)}, "no format 'int5'; did you mean"),
+        ("smollm2", {}, "`workbench model get smollm2` fetches it"),
         ("shape:tiny", {"rounds": 0}, "rounds 0: must be at least 1"),
         ("shape:tiny", {"peers": ["llama.cp"]}, "no peer 'llama.cp'; did you mean 'llama.cpp'"),
     ],
 )
-def test_mistakes_are_reported(tmp_path, model, settings, message) -> None:
+def test_mistakes_are_reported(tmp_path, monkeypatch, model, settings, message) -> None:
+    monkeypatch.setenv("WORKBENCH_DATA_DIR", str(tmp_path / "none"))
     refuses(message, run_peers, model, WORKS, folder=tmp_path, **settings)
+
+
+def test_a_file_is_read_by_each_tool_as_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "demo.Q8_0.gguf"
+    convert_to_gguf(BUNDLED_MODELS["demo-draft"], path, "q8_0", torch.bfloat16)
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "repetitions": 1,
+        "threads": 1,
+        "backends": ("eager",),
+        "peers": ["onnxruntime"],
+    }
+    record = run_peers(str(path), WORKS, ("file",), folder=tmp_path, **settings)
+    (found,) = record["agreement"]
+    assert found["status"] == "ok" and 0 < max(found["errors"].values()) < found["bound"] < 0.1
+    assert {name: row["status"] for (name, _), row in rows(record).items()} == {
+        "workbench eager": "ok",
+        "onnxruntime": "unsupported",
+    }
+    assert record["model"]["name"] == "demo.Q8_0" and str(tmp_path) not in json.dumps(record)
+    assert {run["weights"] for run in record["runs"]} == {"weights as demo.Q8_0.gguf stores them"}
+    refuses("no format 'int8'; known: file", run_peers, str(path), WORKS, ("int8",), folder=tmp_path, **settings)
 
 
 def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkeypatch) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.llama_cpp_perplexity import BLOCK, judged, log_probabilities, rounded
+from experiments.llama_cpp_perplexity import BLOCK, judged, log_probabilities, own_log_probabilities, rounded
 from tests.thorough import tries
+from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.model.hf.convert_gguf import convert_to_gguf
 
 
 @settings(max_examples=tries(50))
@@ -39,3 +43,10 @@ def test_a_block_keeps_its_largest_number_and_rounds_the_others_to_its_steps() -
     assert ((near.unflatten(-1, (-1, BLOCK)) - blocks).abs() <= 0.5001 * steps).all() and (near != x).any()
     torch.testing.assert_close(near.abs().unflatten(-1, (-1, BLOCK)).amax(-1), blocks.abs().amax(-1))
     assert not rounded(torch.zeros(1, BLOCK)).any()
+
+
+def test_the_yardstick_rounds_what_enters_products(tmp_path: Path) -> None:
+    convert_to_gguf(BUNDLED_MODELS["demo-draft"], tmp_path / "draft.gguf", "q8_0", torch.bfloat16)
+    found = own_log_probabilities(tmp_path / "draft.gguf", torch.arange(5, 25))
+    away = [abs(one - exact) for one, exact in zip(found["rounded"], found["exact"], strict=True)]
+    assert len(away) == 19 and 0 < max(away) < 0.5

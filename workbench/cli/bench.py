@@ -79,8 +79,7 @@ def bench(
         if weights not in ("auto", "dense") and dtype not in ("auto", "bfloat16"):
             raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
         chosen = dtype if weights in ("auto", "dense") else weights
-        formats = ("bfloat16" if chosen == "auto" else chosen,)
-        _peers(model, formats, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
+        _peers(model, chosen, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
         return
     from workbench.bench import model_table as bench_text
     from workbench.bench.model import bench as run_bench
@@ -129,7 +128,7 @@ def _refuse_options(options: set[str], peers: bool) -> None:
 
 
 def _peers(
-    model: str, formats: tuple[str, ...], backend: str, threads: int | None, rounds: int, repetitions: int,
+    model: str, chosen: str, backend: str, threads: int | None, rounds: int, repetitions: int,
     peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: OutputFormat,
     out: Path | None,
 ) -> None:  # fmt: skip
@@ -137,20 +136,23 @@ def _peers(
 
     find_in_checkout("benchmarks/peers", "bench: --peers")
     from benchmarks.peers.catalog import interpreters
-    from benchmarks.peers.run import run_peers
+    from benchmarks.peers.run import file_of, run_peers
     from benchmarks.peers.table import peers_markdown, peers_tables, write_record
     from benchmarks.peers.works import parse_workloads
     from workbench.files import cache_directory
 
+    formats = ("bfloat16" if file_of(model) is None else "file") if chosen == "auto" else chosen
     written: list[Path] = []
 
     def keep(record: dict[str, Any]) -> None:
         if out is not None:
+            for before in written:  # of fewer rounds
+                before.unlink()
             written[:] = [write_record(record, out)]
 
     with backend_errors(), progress_stages(format is not OutputFormat.JSON) as tell:
         record = run_peers(
-            model, parse_workloads(work or ["all"]), formats, folder=cache_directory() / "peers", rounds=rounds,
+            model, parse_workloads(work or ["all"]), (formats,), folder=cache_directory() / "peers", rounds=rounds,
             repetitions=repetitions, threads=threads or torch.get_num_threads(), backends=(backend,), peers=peer,
             pythons=interpreters(peer_python or ()), on_progress=tell, on_round=keep,
         )  # fmt: skip

@@ -26,7 +26,7 @@ class Workbench:
         self.workbench, self.asked = workbench, 0
         options, (sequences, longest) = job["options"], batch_and_length(job)
         settings: dict[str, Any] = {
-            "dtype": "float32" if job["format"] == "float32" else "bfloat16",
+            "dtype": {"float32": "float32", "file": "auto"}.get(job["format"], "bfloat16"),
             "backend": options["backend"],
             "seed": options["seed"],
             "max_num_seqs": sequences,
