@@ -90,7 +90,7 @@ def dequantize_matrix(
 
 
 def codes_of_matrix(
-    format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None
+    format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
     and what is then added [out, group], in float32; in float64 with scales of float64."""

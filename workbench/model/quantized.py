@@ -136,19 +136,22 @@ class WeightFormat:
         return repr(self.blocks), repr(self.head), *activations, *experts, *own, *embedding
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise WorkbenchError where groups do not divide a matrix's columns, which words of files do, and for INT8
-        activations where no matrix of the blocks has integer codes."""
+        """Raise WorkbenchError where groups do not divide a matrix's columns, and for INT8 activations where no matrix
+        of the blocks has integer codes. Formats of words, and formats beside matrices of `own`, are those of a file,
+        whose groups divide its columns."""
         if self.activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
             raise WorkbenchError(f"activations: int8 want weights in integers, not {self}; set weights: int8 or int4")
         inner = [each for kind in spec.layers for each in _columns(kind).items()]
         if spec.altup is not None:
             inner += [("altup low_rank", spec.altup.low_rank), ("altup input_columns", spec.altup.input_columns)]
-        for format, widths in ((self.head, []), (self.blocks, inner)):
-            for name, columns in [("hidden_size", spec.hidden_size), *widths] if format.words is None else ():
+        inner = [] if self.own else [("hidden_size", spec.hidden_size), *inner]
+        for format, widths in ((self.head, [("hidden_size", spec.hidden_size)]), (self.blocks, inner)):
+            for name, columns in widths if format.words is None else ():
                 if problem := format.problem(columns):
                     raise WorkbenchError(f"{spec.name}: {problem} its {name} of {columns}; set weight_group")
         format = self.of_experts
-        for kind in spec.layers if format.words is None else ():
+        of_file = format.words is not None or any(name.endswith(EXPERT_STACKS) for name, _ in self.own)
+        for kind in () if of_file else spec.layers:
             for name, columns in (("hidden_size", spec.hidden_size), ("intermediate_size", kind.intermediate_size)):
                 if kind.experts is not None and stack_problem(format, columns):
                     raise WorkbenchError(

@@ -218,7 +218,7 @@ class InWords(StoredTensor):
         raise NotImplementedError("it stays in words")
 
     def own_format(self) -> MatrixFormat:
-        return MatrixFormat.named("q4_1")
+        return MatrixFormat.named("q5_1")
 
     def fill(self, stored: Sequence[torch.Tensor]) -> None:
         for out, each in zip(stored[1:], self.beside.values(), strict=True):
@@ -255,7 +255,7 @@ def test_scales_and_minima_that_are_not_finite_are_refused(place: str, bad: floa
         codes = torch.zeros(2, 64, dtype=torch.int8)
         kept_of(QuantizedMatrix("int8", lambda: codes, beside["scales"], 32, minima=beside["minima"]))
     with pytest.raises(WorkbenchError, match=NOT_FINITE):
-        kept_in(InWords(Path("m"), "Q4_1", (2, 64), 0, beside)).runs[0].tensors()
+        kept_in(InWords(Path("m"), "Q5_1", (2, 64), 0, beside)).runs[0].tensors()
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])

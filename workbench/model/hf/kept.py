@@ -33,7 +33,7 @@ MAX_GROUP = 128  # columns of a group that a kernel walks at once; larger ones a
 @dataclass(frozen=True)
 class KeptPart:
     """A part of a parameter: its stored tensor, a format that holds it exactly, and why that is dense, where the file
-    has fewer bits. `matrix` has its codes, where the format is not in words."""
+    has fewer bits. `matrix` has its codes, where the format is not the file's own."""
 
     part: StoredPart
     tensor: StoredTensor
@@ -48,12 +48,12 @@ class KeptPart:
 
     def fill(self, format: MatrixFormat, stored: list[Tensor]) -> None:
         """Write codes, scales and minima in a format that holds them exactly to these rows."""
-        layout = self.part.layout
-        if self.matrix is None and layout is None:
+        layout, as_stored = self.part.layout, self.matrix is None and format == self.format
+        if as_stored and layout is None:
             self.tensor.fill(stored)
         else:
-            read = [torch.empty_like(each) for each in stored] if self.matrix is None else [*self._codes(format)]
-            if self.matrix is None:
+            read = [torch.empty_like(each) for each in stored] if as_stored else [*self._codes(format)]
+            if as_stored:
                 self.tensor.fill(read)
             for out, each in zip(stored, read, strict=True):
                 octets = each.view(torch.uint8) if each.dtype == torch.float8_e4m3fn else each
@@ -70,7 +70,7 @@ class KeptPart:
 
     def _codes(self, format: MatrixFormat) -> Iterator[Tensor]:
         """Yield codes, scales and minima in the file's order of rows."""
-        matrix, columns = self.matrix, self.part.shape_here[-1]
+        matrix, columns = self.matrix or self.tensor.quantized(), self.part.shape_here[-1]
         assert matrix is not None
         codes, offset = matrix.codes(), 8 if matrix.minima is None and format.codes == "int4" else 0
         if format.codes == "fp8" and bool(((codes.view(torch.uint8) & 127) == 127).any()):
