@@ -56,9 +56,9 @@ KEPT = {
 }  # fmt: skip
 WIDENED = {
     "gptq in the order of activations": "order of activations",
-    "nf4": "from NF4",
-    "nf4, nested": "from NF4",
-    "fp4": "from FP4",
+    "nf4": "no product reads NF4",
+    "nf4, nested": "no product reads NF4",
+    "fp4": "no product reads FP4",
 }
 
 
@@ -136,7 +136,7 @@ def test_scales_that_float16_cannot_hold_stay_float32(tmp_path: Path, zero: bool
     dense, lines = pack(tmp_path / "m", partial(packers.pack_quantized, dtype=torch.float32, zero=zero)), []
     model = load(tmp_path / "m", lines)
     assert model.format == (WeightFormat() if zero else WeightFormat(MatrixFormat("int4", 32)))
-    assert bool(lines) == zero and (not zero or "scales of float32 beside zeros are not exact" in lines[0])
+    assert bool(lines) == zero and (not zero or "its zeros times its float32 scales are not exact" in lines[0])
     assert same(model.dense_state(torch.float32), load(dense, []).dense_state(torch.float32))
 
 
