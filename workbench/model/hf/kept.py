@@ -17,7 +17,7 @@ from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, MatrixFormat
 from compiled_kernels.linear.planes import pack_planes
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
@@ -107,7 +107,7 @@ class KeptRun:
     def tensors(self) -> tuple[Tensor, ...]:
         """Return codes, scales and minima as a product of ours stores them."""
         shape = self.rows, self.parts[0].part.shape_here[-1]
-        stored = [empty_pages(*each) for each in self.format.storage(*shape).values()]
+        stored = [zero_pages(*each) for each in self.format.storage(*shape).values()]
         start = 0
         for part in self.parts:
             end = start + part.rows
