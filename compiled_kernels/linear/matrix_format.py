@@ -210,8 +210,8 @@ class MatrixFormat:
             width = columns // 8 if self.codes == "int4" else columns
         dtype = CODE_DTYPES.get(self.codes, torch.int32)
         beside = {} if self.codes == "float16" else {"scales": (groups, self.scales)}
-        found = {"weight": ((rows, width), dtype), **beside}
-        return found if self.minima is None else {**found, "minima": (groups, self.minima)}
+        tensors = {"weight": ((rows, width), dtype), **beside}
+        return tensors if self.minima is None else {**tensors, "minima": (groups, self.minima)}
 
     def nbytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix in few bits, scales and minima included."""
