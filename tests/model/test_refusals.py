@@ -257,14 +257,14 @@ def test_groups_that_divide_no_layers_matrices(place: int) -> None:
     fitting = in_eights(spec_of()).layers[0]
     format, kinds = WeightFormat.parse("int4", quant_group=8), [fitting] * 3
     format.check(spec_of(*kinds))
-    for wrong, words in (
-        (fitting.model_copy(update={"intermediate_size": 12}), "do not divide its intermediate_size of 12"),
-        (fitting.model_copy(update={"attention": layer(3, 1, 2).attention}), "do not divide its heads x dim of 6"),
+    for wrong, name, columns in (
+        (fitting.model_copy(update={"intermediate_size": 12}), "feedforward.down", 12),
+        (fitting.model_copy(update={"attention": layer(3, 1, 2).attention}), "attention.output", 6),
     ):
-        spec = spec_of(*kinds[:place], wrong, *kinds[place + 1 :])
+        spec, name = spec_of(*kinds[:place], wrong, *kinds[place + 1 :]), f"blocks.{place}.{name}.weight"
+        words = f"{name}: INT4 groups of 8 do not divide {columns} columns; set weight_group"
         assert words in refused(format.check, spec)
-        dense = (f"blocks.{place}.feedforward.down.weight", ((4, DENSE_MATRIX),))
-        replace(format, own=(dense,)).check(spec)  # of a file in which that matrix is dense
+        replace(format, own=((name, ((1, DENSE_MATRIX),)),)).check(spec)  # of a file in which that matrix is dense
 
 
 def test_an_unknown_shape_gets_the_nearest_and_the_list() -> None:

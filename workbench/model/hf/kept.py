@@ -183,11 +183,12 @@ def _dense(parts: Iterable[KeptPart], reason: str) -> list[KeptPart]:
     return [each if each.format.is_dense else replace(each, format=DENSE_MATRIX, reason=reason) for each in parts]
 
 
-def _kind(tensor: StoredTensor) -> str:
-    """Return what a line on its widening calls a tensor: quantized, or a float16 matrix; "" of others."""
+def _kind(tensor: StoredTensor, dtype: torch.dtype) -> str:
+    """Return what is cast where it is dense: a quantized tensor, or a float16 matrix beside another type; "" of
+    others."""
     if tensor.dtype not in FLOAT_DTYPES:
         return "quantized"
-    return "float16" if tensor.own_format() is not None else ""
+    return "float16" if dtype != torch.float16 and tensor.own_format() is not None else ""
 
 
 def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> KeptPart:
@@ -228,11 +229,10 @@ def stored_format(
         one_format: why parts of a fused matrix may not differ; None where they may.
         dtype: what the model computes in.
     """
-    kinds = ("quantized",) if dtype == torch.float16 else ("quantized", "float16")
 
     def refused(format: MatrixFormat, stack: bool, looked_up: bool) -> str | None:
         if format.codes == "float16" and dtype == torch.float16:
-            return ""  # a dense matrix has the same numbers
+            return ""  # dense, it has the same numbers
         if format.codes == "float16" and stack:
             return "no product of experts reads float16 beside another type"
         return None if looked_up else refuses(format)
@@ -245,8 +245,8 @@ def stored_format(
         stack = is_expert_stack(name, len(parameter.shape))
         is_head = name == ("embedding.weight" if tied else "head.weight")
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head and not stack:
-            names = [part.name for part in parameter.parts]
-            reasons |= {each: NO_MATRIX for each in names if _kind(checkpoint.tensors[each]) in kinds}
+            names = (part.name for part in parameter.parts)
+            reasons |= {each: NO_MATRIX for each in names if _kind(checkpoint.tensors[each], dtype)}
             continue
         looked_up = name == "embedding.weight" and not tied
         own = partial(refused, stack=stack, looked_up=looked_up)
@@ -294,11 +294,12 @@ def cost_of_widening(
     ones."""
     kept = kept_matrices(checkpoint, wanted, tied, format)
     in_few_bits = {each.part.name for matrix in kept.values() for each in matrix.parts if not each.format.is_dense}
-    kinds = [(part.name, _kind(checkpoint.tensors[part.name])) for each in wanted.values() for part in each.parts]
+    parts = [part.name for each in wanted.values() for part in each.parts]
+    kinds = [(name, _kind(checkpoint.tensors[name], dtype)) for name in parts]
     count = Counter(kind for _, kind in kinds)
     widened: dict[tuple[str, str], list[str]] = {}
     for name, kind in kinds:
-        if name not in in_few_bits and (kind == "quantized" or (kind and name in reasons)):
+        if name not in in_few_bits and (kind == "quantized" or name in reasons):
             widened.setdefault((kind, reasons.get(name, reasons.get("", ""))), []).append(name)
     lines = []
     for (kind, reason), names in widened.items():
