@@ -7,7 +7,7 @@ that of OCP Microscaling Formats v1.0, sections 5.3 and 5.4, without its NaN.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int8, Int32, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import WordLayout
@@ -20,7 +20,9 @@ def codes_of_words(
     """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
     and what is then added [out, group], in float32; in float64 with scales of float64."""
     exact = torch.promote_types(scales.dtype, torch.float32)
-    blocks, codes = weight.unflatten(-1, (-1, words.words)), unpack_codes(words, weight)
+    blocks = weight.unflatten(-1, (-1, words.words))
+    codes = unpack_planes(blocks[..., : words.plane_words], words.planes)
+    codes = (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # two's complement is read as it is
     numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
     scales = powers_of_two(scales) if words.exponents else scales
     step, minimum = (
@@ -38,13 +40,6 @@ def powers_of_two(exponents: UInt8[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return 2^(exponent - 128) in float32, of which the two least are subnormal."""
     wide = exponents.int()
     return torch.where(wide < 2, wide + 1 << 21, wide - 1 << 23).view(torch.float32)
-
-
-def unpack_codes(words: WordLayout, weight: Int32[Tensor, "out word"]) -> Int8[Tensor, "out block column"]:
-    """Return the integers that codes mean, or their places in the table of values."""
-    blocks = weight.unflatten(-1, (-1, words.words))
-    codes = unpack_planes(blocks[..., : words.plane_words], words.planes)
-    return (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # two's complement is read as it is
 
 
 def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tuple[Tensor, ...]:

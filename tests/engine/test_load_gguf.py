@@ -19,6 +19,7 @@ from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.executors.capabilities import Role
 from workbench.executors.requirements import Refusal, Requirements
 from workbench.memory.report import read_spec_and_remarks
+from workbench.model.formats.gguf.blocks import INT4_TYPES
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.hf.convert_gguf import convert_to_gguf
 from workbench.testing.family_checkpoints import random_checkpoint
@@ -44,10 +45,7 @@ def text_of(path: Path, report: Any = [].append, backend: str = "eager", **setti
     return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
 
 
-OTHER_NAMES = {
-    "F16": MatrixFormat("float16"), "Q4_0": MatrixFormat("int4", 32, torch.float16),
-    "Q4_1": MatrixFormat("int4", 32, torch.float16, torch.float16),
-}  # fmt: skip
+OTHER_NAMES = {"F16": MatrixFormat("float16"), **INT4_TYPES}
 
 
 @pytest.mark.parametrize(("kind", "backend"), [

@@ -39,7 +39,7 @@ CODES = [
 ]
 WITH_MINIMA = [
     *(replace(INT4, minima=dtype) for dtype in (torch.float16, torch.float32)),
-    *(MatrixFormat.named(name) for name in ("q5_1", "q5_k", "q6_k")),
+    *(MatrixFormat.named(name) for name in ("q5_k", "q6_k")),
 ]
 EVERY = [DENSE_MATRIX, INT8_MATRIX, MatrixFormat("fp8"), *CODES, *WITH_MINIMA]
 Stack = tuple[Tensor, Tensor | None, Tensor | None]

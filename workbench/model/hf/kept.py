@@ -245,8 +245,7 @@ def stored_format(
         stack = is_expert_stack(name, len(parameter.shape))
         is_head = name == ("embedding.weight" if tied else "head.weight")
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head and not stack:
-            names = (part.name for part in parameter.parts)
-            reasons |= {each: NO_MATRIX for each in names if _kind(checkpoint.tensors[each], dtype)}
+            reasons |= {p.name: NO_MATRIX for p in parameter.parts if _kind(checkpoint.tensors[p.name], dtype)}
             continue
         looked_up = name == "embedding.weight" and not tied
         own = partial(refused, stack=stack, looked_up=looked_up)

@@ -137,9 +137,7 @@ class BlockType:
     @property
     def format(self) -> MatrixFormat | None:
         """Return the format of matrices that are stored so; None where it is not one in words."""
-        if self.name in INT4_TYPES:
-            return INT4_TYPES[self.name]
-        return MatrixFormat.named(self.name.lower()) if self.planes else None
+        return INT4_TYPES.get(self.name) or (MatrixFormat.named(self.name.lower()) if self.planes else None)
 
 
 INT4_TYPES = {
