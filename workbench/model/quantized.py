@@ -138,9 +138,10 @@ class WeightFormat:
         no matrix of the blocks has integer codes."""
         if self.activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
             raise WorkbenchError(f"activations: int8 want weights in integers, not {self}; set weights: int8 or int4")
-        for name, shape in parameter_shapes(spec).items():
+        matrices = [each for each in parameter_shapes(spec).items() if len(each[1]) > 1]
+        for name, shape in matrices:
             stack = is_expert_stack(name, len(shape))
-            for _, format in self.rows_of(stored_name(name, spec, self), shape) if len(shape) > 1 else ():
+            for _, format in self.rows_of(stored_name(name, spec, self), shape):
                 problem = format.problem(shape[-1])
                 if stack and format.group and shape[-1] % format.group:
                     problem = f"groups of {format.group} of experts do not divide"
