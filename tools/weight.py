@@ -37,7 +37,7 @@ class Weight(NamedTuple):
 # The most that each room may weigh: at the start what it weighed, rounded up to 500 nodes, 50 lines, 1,000 bytes.
 # No bound rises except where an issue says so: write that beside it.
 BOUNDS: dict[str, Weight] = {
-    "benchmarks": Weight(19_500),  # 19,000 before issue 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
+    "benchmarks": Weight(19_500),  # 19,000 before 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
     # Issue 37 asks for 140,000, of which one product reached this; attention is walked in four ways (issue 38).
     "compiled_kernels": Weight(155_700),
     "docs": Weight(500, 100),
