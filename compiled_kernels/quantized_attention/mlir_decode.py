@@ -25,13 +25,10 @@ class QuantizedContext(Context):
 
     def _runs_between(self, seen: Value, length: Value) -> list[PositionRun]:
         (residual, quantized), rule = self.kinds, self.shape.layout.rule
-        # where quantized positions end, and sinks before them: both 0 if nothing is quantized
-        whole = (length - length.minimum(rule.residual_length)) // rule.quant_group * rule.quant_group
-        sinks, none = index(rule.num_sink_tokens), index(0)
-        some = whole.compared("ugt", sinks)
-        until, front = some.select(whole, none), some.select(sinks, none)
+        until = (length - length.minimum(rule.residual_length)) // rule.quant_group * rule.quant_group
+        sinks = index(rule.num_sink_tokens)
         return [
-            PositionRun(residual, "first", seen, front),
+            PositionRun(residual, "first", seen, until.minimum(sinks)),
             PositionRun(quantized, "each", sinks.maximum(seen), until),
             PositionRun(residual, "last", until.maximum(seen), length),
         ]
