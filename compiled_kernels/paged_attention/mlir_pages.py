@@ -40,7 +40,7 @@ class ReadDensePages(DecodePages):
                 shift = (key % each * 16).to("i32").broadcast(lanes)
                 bits = loaded.bits("i16").to("i32", signed=False) << shift
                 loaded = values.load(lanes, at, row, column) | bits
-            values.store(loaded.to(shape.element_type), at, row, column)
+            values.store(loaded, at, row, column)
 
     def score(self, queries: Sequence[Query]) -> None:
         shape, pairs = self.shape, self.shape.uses_bf16_pairs
@@ -141,8 +141,8 @@ class Context:
     @property
     def memories(self) -> list[Named]:
         """Return the memories of all pages, then their tables, row after row."""
-        memories = [each for kind in self.kinds for each in kind.memories]
-        return memories + [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
+        tables = [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
+        return [*(each for kind in self.kinds for each in kind.memories), *tables]
 
     def runs(self, length: Value) -> list[PositionRun]:
         """Return the runs of positions that the last of `length` positions reads. No end of a run moves back as the

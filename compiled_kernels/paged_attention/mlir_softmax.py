@@ -103,7 +103,7 @@ def finish(
         whole = constant(0.0, "f32", lanes)
         for each, part in zip(places, parts, strict=True):
             whole = fma(memory.load(lanes, *each, column), part, whole)
-        out.store(whole.to(shape.dtype), *place[:-1], place[-1] + column)
+        out.store(whole, *place[:-1], place[-1] + column)
 
 
 def _shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], sink: Value | None) -> list[Value]:

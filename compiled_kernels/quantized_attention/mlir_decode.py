@@ -5,7 +5,7 @@
     seen by      chunk 0     |    every chunk its own part        |      the last chunk
 
 A window cuts all three from the left; of what lies before it the sinks, which are among the first `num_sink_tokens`,
-are still seen. Every token reads by the same arithmetic, however its text was cut into steps.
+are still seen. What a query reads depends on its position alone, however its text was cut into steps.
 """
 
 from __future__ import annotations
