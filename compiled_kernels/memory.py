@@ -11,7 +11,7 @@ from torch import Tensor
 MAPPED_BYTES = 1 << 20  # a larger tensor has pages of its own
 
 
-def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
+def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
     """Return zeros. Where they are large, on the processor, their memory is resident once it is written, and goes back
     to the system as soon as it is freed.
 

@@ -37,14 +37,14 @@ class Weight(NamedTuple):
 # The most that each room may weigh: at the start what it weighed, rounded up to 500 nodes, 50 lines, 1,000 bytes.
 # No bound rises except where an issue says so: write that beside it.
 BOUNDS: dict[str, Weight] = {
-    "benchmarks": Weight(19_200),  # 19,000 before issue 34: the log-probabilities of llama.cpp
+    "benchmarks": Weight(19_500),  # 19,000 before 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
     # Issue 37 asks for 140,000, of which one product reached this; attention is walked in four ways (issue 38).
     "compiled_kernels": Weight(155_700),
     "docs": Weight(500, 100),
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
     "records": Weight(0, 0, inf),
-    "tests": Weight(763_700),  # issue 32 asks for 600,000: mutants, real models (34), doors (35); 37: formats, levels
+    "tests": Weight(764_700),  # issue 32 asks for 600,000: mutants, real models (34), doors (35); 37: formats, levels
     "tools": Weight(34_400, 200),  # 22,000 before issue 32: guards, planted bugs; 35: methods; 36: a walk, fields
     "workbench": Weight(18_790),  # issue 35: methods of a user's part are checked here, out of sampling and decoding
     "workbench/agents": Weight(15_600),  # 12,000 before issue 33: forms of calls, and the check of arguments

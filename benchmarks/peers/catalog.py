@@ -55,7 +55,7 @@ FOREIGN_PEERS = (
     Peer(
         "openvino", "openvino", "run_openvino.py", "openvino", FORMATS,
         ("openvino", "openvino-genai", "optimum-intel", "nncf", "torch", "transformers"),
-        "pip install openvino-genai optimum-intel torch && pip uninstall -y torchvision",
+        "pip install openvino-genai 'optimum-intel>=2.2' nncf 'datasets<5' torch && pip uninstall -y torchvision",
     ),
     Peer(
         "onnxruntime", "onnxruntime", "run_onnx.py", "onnx", ("float32", "int4", "int4-head"),

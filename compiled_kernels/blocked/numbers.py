@@ -1,4 +1,4 @@
-"""WordLayout of a weight as numbers, in registers: what a product multiplies with x.
+"""Words of a weight as numbers, in registers: what a product multiplies with x.
 
 | arithmetic | a part is | of |
 |---|---|---|
@@ -29,12 +29,12 @@ def unit_words(product: Panels, memory: Value, panel: Value, at: Value, column: 
     if words is None:
         return [memory.load(product.lanes, panel, at // product.unit, column)]
     inside = at % words.block
-    start, found = at // words.block * words.words, []
+    start, loaded = at // words.block * words.words, []
     for bits in words.planes:
         first = start + inside // (32 // bits)
-        found += [memory.load(product.lanes, panel, first + i, column) for i in range(bits * product.unit // 32)]
+        loaded += [memory.load(product.lanes, panel, first + i, column) for i in range(bits * product.unit // 32)]
         start += bits * words.block // 32
-    return found
+    return loaded
 
 
 def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
@@ -111,12 +111,12 @@ def _e4m3(bytes_: Value) -> Value:
 def _field(planes: Planes, column: int, spacing: int) -> Value:
     """Return the codes of a column at the lowest bits of each `spacing` bits; other bits stand above them."""
     (bits, words), *above = planes
-    found = _moved(words, bits, column)
+    field = _moved(words, bits, column)
     for more, others in above:
         keep = sum(((1 << bits) - 1) << at for at in range(0, 32, spacing))
-        found = (found & keep) | (_moved(others, more, column, bits) & ~keep)
+        field = (field & keep) | (_moved(others, more, column, bits) & ~keep)
         bits += more
-    return found
+    return field
 
 
 def _moved(words: Sequence[Value], bits: int, column: int, to: int = 0) -> Value:
@@ -149,32 +149,32 @@ def scales_at(product: Panels, weights: Sequence[Value], panel: Value, at: Value
     columns = words.scale_columns if words.group == product.group else product.group
     places = weights[1 : 3 if product.has_minima else 2]
     loaded = [each.load(lanes, panel, at // columns, column) for each in places]
-    found = [_exponents(each) if each.element == "i8" else each.to("f32") for each in loaded]
+    beside = [_exponents(each) if each.element == "i8" else each.to("f32") for each in loaded]
     if (sub := words.sub_scales) is None:
-        return found
+        return beside
     group, start = at % words.block // words.group, at // words.block * words.words + words.plane_words
-    fields = (sub.scale, sub.minimum)[: len(found)]
+    fields = (sub.scale, sub.minimum)[: len(beside)]
     numbers = [_sub_scale(weights[0], each, lanes, panel, start, group, column) for each in fields]
     scale = numbers[0] ^ sub.sign_bit if sub.sign_bit else numbers[0]
     scale = scale - sub.offset if sub.offset else scale
-    taken_off = [negative(each * m.to("f32")) for each, m in zip(found[1:], numbers[1:], strict=True)]
-    return [found[0] * scale.to("f32"), *taken_off]
+    taken_off = [negative(each * m.to("f32")) for each, m in zip(beside[1:], numbers[1:], strict=True)]
+    return [beside[0] * scale.to("f32"), *taken_off]
 
 
 def _sub_scale(
     memory: Value, fields: Sequence[tuple[int, int]], lanes: int, panel: Value, start: Value, group: Value, column: int
 ) -> Value:  # fmt: skip
     """Return a number of a group from the words behind a block's codes."""
-    found, known = None, 0
+    number, known = None, 0
     for bits, first in fields:
         place = group * bits + first
         word = memory.load(lanes, panel, start + place // 32, column)
         moved = word >> (place % 32).to("i32").broadcast(lanes)
         value = (moved & ((1 << bits) - 1)) << known
-        found = value if found is None else found | value
+        number = value if number is None else number | value
         known += bits
-    assert found is not None
-    return found
+    assert number is not None
+    return number
 
 
 def _exponents(given: Value) -> Value:

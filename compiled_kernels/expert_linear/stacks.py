@@ -33,13 +33,6 @@ def stack_format(codes: str, width: int, scales: Tensor | None, minima: Tensor |
     return MatrixFormat.of(codes, groups and width // groups, scales, minima)
 
 
-def stack_problem(format: MatrixFormat, width: int) -> str | None:
-    """Return why experts' matrices of so many columns cannot be stored so; None where they can."""
-    if format.group and width % format.group:
-        return f"groups of {format.group} do not divide {width} columns of an expert"
-    return format.problem(width)
-
-
 def stack_panels_problem(format: MatrixFormat, weight: Tensor) -> str | None:
     """Return why a stack cannot be laid out in panels; None where it can."""
     per_word = VALUES_PER_WORD.get(weight.dtype, 1)

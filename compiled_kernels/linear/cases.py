@@ -27,12 +27,13 @@ ODD_WIDTHS = [(5, 33, 12), (33, 72, 17)]  # of bytes, in each kind of word
 # Beside activations in INT8, a matrix in groups.
 IN_GROUPS = [(1, 256, 40), (3, 512, 7), (33, 256, 17)]
 INT4 = MatrixFormat("int4", 64, torch.float16)
+Q4_1 = MatrixFormat("int4", 32, torch.float16, torch.float16)
 # Formats in few bits beside INT8 by row, by what stores so: our INT4, Q4_0; AWQ and GPTQ; Q4_1; Q8_0; GPTQ in 8 bits;
 # FP8 by block, and by row.
 GROUPED = (
-    INT4, MatrixFormat("int4", 32, torch.float16), MatrixFormat("int4", 64, torch.float16, torch.float32),
-    MatrixFormat("int4", 32, torch.float16, torch.float16), MatrixFormat("int8", 32, torch.float16),
-    MatrixFormat("int8", 64, torch.bfloat16, torch.float32), MatrixFormat("fp8", 128), MatrixFormat("fp8"),
+    INT4, MatrixFormat("int4", 32, torch.float16), MatrixFormat("int4", 64, torch.float16, torch.float32), Q4_1,
+    MatrixFormat("int8", 32, torch.float16), MatrixFormat("int8", 64, torch.bfloat16, torch.float32),
+    MatrixFormat("fp8", 128), MatrixFormat("fp8"),
 )  # fmt: skip
 NAMED = tuple(MatrixFormat.named(name) for name in WORDS)
 
@@ -91,7 +92,7 @@ def quantized_cases() -> list[Case]:
     found += (case for format in NAMED for case in cases(IN_WORDS, format=format))
     found += cases(DECODE[:4] + SMALL + ODD_WIDTHS, format=INT8_MATRIX, activations="int8")
     found += cases(PANELS + DECODE[1:3], format=INT8_MATRIX, activations="int8", panels=True)
-    for format in (INT4, *NAMED):
+    for format in (INT4, Q4_1, *NAMED):
         found += cases(IN_GROUPS, format=format, activations="int8")
         found += cases(DECODE[1:2], format=format, activations="int8", panels=True)
     return found

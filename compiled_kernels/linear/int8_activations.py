@@ -71,9 +71,9 @@ def multiply_int8(x: Tensor, format: MatrixFormat, matrix: tuple[Tensor | None, 
 
     def multiply(weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> Tensor:
         numbers, *beside = codes_of_matrix(format, weight, scales, minima)
-        scale, *least = (each.T[first // (columns or width), None] for each in beside if each is not None)
+        scale, *minimum = (each.T[first // (columns or width), None] for each in beside if each is not None)
         terms = [_exact_sums(rows, numbers.unflatten(1, (-1, shared))).to(of_x.dtype) * of_x * scale]
-        terms += [sums_of_x * each for each in least]
+        terms += [sums_of_x * each for each in minimum]
         total = reduce(torch.add, (each for group in zip(*terms, strict=True) for each in group))
         return total if bias is None else total + bias.to(total.dtype)
 

@@ -1,6 +1,7 @@
 """The ways in which a matrix is stored: dense, or as codes of few bits with scales, and minima where there are such.
 
-Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`.
+Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`; of these Q4_0 and
+Q4_1 are INT4 by 32, without and with minima.
 """
 
 from __future__ import annotations
@@ -109,8 +110,6 @@ IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69
 E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 SIX_BITS = SubScales(3, ((4, 0), (2, 64)), ((4, 32), (2, 80)))
 WORDS: dict[str, WordLayout] = {
-    "q4_0": WordLayout((4,), offset=8),
-    "q4_1": WordLayout((4,), minima=True),
     "q5_0": WordLayout((4, 1), offset=16),
     "q5_1": WordLayout((4, 1), minima=True),
     "q8_0": WordLayout((8,), offset=128, sign_bit=128),
@@ -211,8 +210,8 @@ class MatrixFormat:
             width = columns // 8 if self.codes == "int4" else columns
         dtype = CODE_DTYPES.get(self.codes, torch.int32)
         beside = {} if self.codes == "float16" else {"scales": (groups, self.scales)}
-        found = {"weight": ((rows, width), dtype), **beside}
-        return found if self.minima is None else {**found, "minima": (groups, self.minima)}
+        tensors = {"weight": ((rows, width), dtype), **beside}
+        return tensors if self.minima is None else {**tensors, "minima": (groups, self.minima)}
 
     def nbytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix in few bits, scales and minima included."""

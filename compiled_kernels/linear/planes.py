@@ -61,9 +61,9 @@ def pack_sub_scales(scales: Tensor, minima: Tensor | None, layout: SubScales) ->
 
 def unpack_sub_scales(words: Int32[Tensor, "... word"], fields: tuple[tuple[int, int], ...], groups: int) -> Tensor:
     """Return the integers of `groups` groups that `fields` of the words make up, as they are stored."""
-    found, done = torch.zeros((), dtype=torch.int32, device=words.device), 0
+    integers, done = torch.zeros((), dtype=torch.int32, device=words.device), 0
     for bits, first in fields:
         shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
         every = (words[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
-        found, done = found | every[..., first // bits : first // bits + groups] << done, done + bits
-    return found
+        integers, done = integers | every[..., first // bits : first // bits + groups] << done, done + bits
+    return integers

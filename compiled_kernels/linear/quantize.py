@@ -59,38 +59,38 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
     group = format.group or columns
     padded = F.pad(weight.float(), (0, -columns % group), mode="replicate")
     grouped = rearrange(padded, "out (column_group column) -> out column_group column", column=group)
-    least, most = {"int8": (-128, 127), "int4": (-8, 7), "fp8": (-448, 448)}[format.codes]
+    lowest, highest = {"int8": (-128, 127), "int4": (-8, 7), "fp8": (-448, 448)}[format.codes]
     low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
-    wanted = torch.maximum(-low, high) / most if format.minima is None else (high - low) / (most - least)
+    wanted = torch.maximum(-low, high) / highest if format.minima is None else (high - low) / (highest - lowest)
     scales = wanted.to(format.scales)
     if format.minima is not None and format.codes == "int4":
-        least, most = 0, 15
-    minima = None if format.minima is None else (low - least * scales.float()).to(format.minima)
+        lowest, highest = 0, 15
+    minima = None if format.minima is None else (low - lowest * scales.float()).to(format.minima)
     away = grouped - (0.0 if minima is None else minima.float())
-    numbers = torch.where(scales == 0, 0.0, away / scales.float()).clamp(least, most)
+    numbers = torch.where(scales == 0, 0.0, away / scales.float()).clamp(lowest, highest)
     numbers = rearrange(numbers, "out column_group column -> out (column_group column)")[:, :columns]
     codes = numbers.to(torch.float8_e4m3fn) if format.codes == "fp8" else numbers.round().to(torch.int8)
     if format.codes == "int4":
-        codes = pack_planes(codes - least, (4,))
-    found = [codes, scales[..., 0] if format.group else scales[:, 0, 0]]
-    return tuple(found if minima is None else [*found, minima[..., 0]])
+        codes = pack_planes(codes - lowest, (4,))
+    stored = [codes, scales[..., 0] if format.group else scales[:, 0, 0]]
+    return tuple(stored if minima is None else [*stored, minima[..., 0]])
 
 
 def dequantize_matrix(
     format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
 ) -> Float[Tensor, "out width"]:
     """Return `codes * scales + minima` in float32; in float64 with scales of float64."""
-    codes, step, least = codes_of_matrix(format, codes, scales, minima)
+    codes, step, minimum = codes_of_matrix(format, codes, scales, minima)
     columns, numbers = codes.shape[1], codes.to(step.dtype)
     group = min(format.group or columns, columns)
     if missing := -columns % group:
         numbers = F.pad(numbers, (0, missing))
     numbers = numbers.unflatten(1, (-1, group)).mul_(step[..., None])
-    return (numbers if least is None else numbers.add_(least[..., None])).flatten(1)[:, :columns]
+    return (numbers if minimum is None else numbers.add_(minimum[..., None])).flatten(1)[:, :columns]
 
 
 def codes_of_matrix(
-    format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None
+    format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
     and what is then added [out, group], in float32; in float64 with scales of float64."""

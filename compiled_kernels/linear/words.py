@@ -23,15 +23,15 @@ def codes_of_words(
     blocks, codes = weight.unflatten(-1, (-1, words.words)), unpack_codes(words, weight)
     numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
     scales = powers_of_two(scales) if words.exponents else scales
-    step, least = (
+    step, minimum = (
         None if each is None else each.to(exact).unflatten(-1, (blocks.shape[1], -1)) for each in (scales, minima)
     )
     assert step is not None
     if (sub := words.sub_scales) is not None:
-        held, groups = blocks[..., words.plane_words :], words.block // words.group
-        step = step * ((unpack_sub_scales(held, sub.scale, groups) ^ sub.sign_bit) - sub.offset).to(exact)
-        least = None if least is None else -least * unpack_sub_scales(held, sub.minimum, groups).to(exact)
-    return numbers.flatten(1), step.flatten(1), None if least is None else least.flatten(1)
+        sub_words, groups = blocks[..., words.plane_words :], words.block // words.group
+        step = step * ((unpack_sub_scales(sub_words, sub.scale, groups) ^ sub.sign_bit) - sub.offset).to(exact)
+        minimum = None if minimum is None else -minimum * unpack_sub_scales(sub_words, sub.minimum, groups).to(exact)
+    return numbers.flatten(1), step.flatten(1), None if minimum is None else minimum.flatten(1)
 
 
 def powers_of_two(exponents: UInt8[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -57,21 +57,21 @@ def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tup
     if (sub := words.sub_scales) is None:
         step = (high - low if words.minima else torch.maximum(-low, high)) / values[-1]
         scales = (step.log2().ceil() + 128).clamp(0, 255).to(torch.uint8) if words.exponents else step.half()
-        minima, held = low.half(), None
-        step, least = powers_of_two(scales) if words.exponents else scales.float(), minima.float()
+        minima, sub_words = low.half(), None
+        step, minimum = powers_of_two(scales) if words.exponents else scales.float(), minima.float()
     else:
         low = low.clamp(max=0)
         step = (high - low if words.minima else torch.maximum(-low, high)) / values[-1]
         scales, integers = _two_levels(step, sub.largest)
         minima, subtracted = _two_levels(-low, sub.largest)
-        held = pack_sub_scales((integers + sub.offset) ^ sub.sign_bit, subtracted if words.minima else None, sub)
-        step, least = scales.float() * integers, -minima.float() * subtracted
-    away = grouped - least[..., None] if words.minima else grouped
+        sub_words = pack_sub_scales((integers + sub.offset) ^ sub.sign_bit, subtracted if words.minima else None, sub)
+        step, minimum = scales.float() * integers, -minima.float() * subtracted
+    away = grouped - minimum[..., None] if words.minima else grouped
     away = torch.where(step[..., None] == 0, 0.0, away / step[..., None])
     middles = (values[1:] + values[:-1]) / 2
     codes = (code_of.int()[torch.bucketize(away, middles)] ^ words.sign_bit).flatten(-2)
     packed = pack_planes(codes, words.planes)
-    packed = packed if held is None else torch.cat([packed, held], -1)
+    packed = packed if sub_words is None else torch.cat([packed, sub_words], -1)
     return tuple(each.flatten(1) for each in ((packed, scales, minima) if words.minima else (packed, scales)))
 
 

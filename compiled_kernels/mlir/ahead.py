@@ -37,13 +37,13 @@ LIBC = ("malloc", "free", "memcpy", "memset", "memmove", "expf", "logf", "sinf",
 PROVIDED = frozenset((*OPENMP, *LIBC))
 
 
-def llvm_ir(llvm: str) -> str:
-    """The text of LLVM IR that a module of the LLVM dialect (its text) stands for."""
+def llvm_ir(llvm: Any) -> str:
+    """The text of LLVM IR that a module of the LLVM dialect stands for."""
     from torch_mlir.dialects.llvm import translate_module_to_llvmir  # type: ignore[attr-defined] (not in its stubs)
-    from torch_mlir.ir import Context, Location, Module  # type: ignore[attr-defined] (not in its stubs)
+    from torch_mlir.ir import Location  # type: ignore[attr-defined] (not in its stubs)
 
-    with Context(), Location.unknown():
-        text = translate_module_to_llvmir(Module.parse(llvm).operation)
+    with llvm.context, Location.unknown():
+        text = translate_module_to_llvmir(llvm.operation)
     return "\n".join(map(constants_by_bits, text.split("\n")))
 
 

@@ -175,7 +175,7 @@ def _compiled(
     passes = passes_to_llvm(lowered_from, executed)
     llvm = run_passes(text, passes, processor_of(executed), emulated=executed != level)
     engine = engine_of(llvm, libraries)
-    stages = {**dict(before), lowered_from: text, "llvm": llvm}
+    stages = {**dict(before), lowered_from: text, "llvm": str(llvm)}
     files = {"stages": (json.dumps(stages).encode(), ".json")}
     if (library := _linked(engine, entry, level)) is not None:
         files["library"] = (library, ".so")
@@ -212,38 +212,46 @@ def _kernel(entry: str, key: str, paths: Mapping[str, Path], libraries: tuple[st
     if (library := paths.get("library")) is not None:
         code = SharedObject(library, libraries)
     else:
-        code = JITCode(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
+        code = JITCode(engine_of(parsed(json.loads(paths["stages"].read_text())["llvm"]), libraries))
     return Kernel(entry, key, code, library, paths["stages"])
 
 
-def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = False) -> str:
-    """Return the module of `text` after `pipeline`, in the LLVM dialect, for `processor`, which where `emulated` lacks
-    instructions that it names; raises BackendError with MLIR's message."""
+def parsed(text: str) -> Any:
+    """Return the module of `text`, in a context of its own; raises BackendError with MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():
         try:
-            module = Module.parse(text)
+            return Module.parse(text)
         except MLIRError as error:
             raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None
+
+
+def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = False) -> Any:
+    """Return the module of `text` after `pipeline`, in the LLVM dialect, for `processor`, which where `emulated` lacks
+    instructions that it names; raises BackendError with MLIR's message."""
+    from torch_mlir.ir import Location
+
+    module = parsed(text)
+    with module.context, Location.unknown():
         expand_exp(module)
         if emulated:
             emulate_instructions(module)
         run_pipeline(module, pipeline)
         target_level(module, processor)
-        return str(module)
+    return module
 
 
-def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
+def engine_of(llvm: Any, libraries: tuple[str, ...]) -> Any:
     """Make MLIR's execution engine over a module of the LLVM dialect."""
     from torch_mlir.execution_engine import ExecutionEngine
-    from torch_mlir.ir import Context, Location, Module
+    from torch_mlir.ir import Location
 
     open_globally(libraries)
-    with Context(), Location.unknown():
+    with llvm.context, Location.unknown():
         try:
             options: dict[str, Any] = {"shared_libs": list(libraries), "enable_pic": True}
-            return ExecutionEngine(Module.parse(llvm), opt_level=OPT_LEVEL, **options)
+            return ExecutionEngine(llvm, opt_level=OPT_LEVEL, **options)
         except RuntimeError as error:
             raise BackendError(
                 f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}"

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, quantize, storage_shapes
 
 
@@ -66,7 +66,7 @@ class PageFormat:
         if self.format != "dense":
             summed, kept = (self.head_dim, self.page_size) if self.is_keys else (self.page_size, self.head_dim)
             parts = storage_shapes(self.format, (pages, self.num_kv_heads), summed, kept, self.numbers_per_scale)
-        return QuantizedTensor(*(empty_pages(shape, dtype, device) for shape, dtype in parts))
+        return QuantizedTensor(*(zero_pages(shape, dtype, device) for shape, dtype in parts))
 
 
 @dataclass(frozen=True)

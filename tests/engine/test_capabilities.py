@@ -94,6 +94,11 @@ class Bounded:
 WIDE = layer(2, 1, dim=8).model_copy(update={"intermediate_size": 16})
 WIDEST = layer(4, 2, dim=64).model_copy(update={"intermediate_size": 256})
 IN_WORDS = {name: MatrixFormat.named(name) for name in WORDS}
+MATRICES = {"attention.qkv": 512, "attention.output": 256, "feedforward.gate_up": 512, "feedforward.down": 256}
+IN_TURN = tuple(
+    (f"blocks.{index // 4}.{[*MATRICES][index % 4]}.weight", (([*MATRICES.values()][index % 4], format),))
+    for index, format in enumerate(IN_WORDS.values())
+)
 STACKED: Rows = ((16, INT8_MATRIX), (8, DENSE_MATRIX), (8, INT8_MATRIX))
 LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
 MODELS: dict[str, Requirements] = {
@@ -154,6 +159,10 @@ MODELS: dict[str, Requirements] = {
         weights=WeightFormat.parse("int4", quant_group=24),
     ),
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
+    # Compiled backends run only what shows something new: where this model is allowed, none of the next.
+    "each matrix in words of its own": model(
+        *[WIDEST] * -(-len(IN_WORDS) // 4), hidden_size=256, weights=WeightFormat(own=IN_TURN)
+    ),
     **{name: model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for name, own in IN_WORDS.items()},
     "rows in several formats": model(WIDE, weights=WeightFormat(own=(("blocks.0.attention.qkv.weight", STACKED),))),
     "gate and up in two formats": model(

@@ -44,6 +44,12 @@ def text_of(path: Path, report: Any = [].append, backend: str = "eager", **setti
     return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
 
 
+OTHER_NAMES = {
+    "F16": MatrixFormat("float16"), "Q4_0": MatrixFormat("int4", 32, torch.float16),
+    "Q4_1": MatrixFormat("int4", 32, torch.float16, torch.float16),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(("kind", "backend"), [
     ("Q4_0", "eager"), ("Q4_1", "eager"), ("Q5_0", "eager"), ("Q8_0", "mlir"), ("Q4_K", "mlir"), ("Q6_K", "eager"),
     ("F16", "mlir"),
@@ -55,17 +61,17 @@ def test_integers_stay_and_give_the_tokens_of_their_numbers(
     path, lines = written(model, tmp_path, kind), []
     runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
     built: Any = runner.model
-    right = MatrixFormat("float16") if kind == "F16" else MatrixFormat.named(kind.lower())
+    right = OTHER_NAMES.get(kind) or MatrixFormat.named(kind.lower())
     assert built.blocks[0].attention.qkv.format == built.embedding.format == right
     assert text_of(path, lines.append, backend, dtype="float32") == text_of(path, dtype="float32", weights="dense")
     assert not lines
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("Q4_K", None), ("Q4_0", MatrixFormat("int4", 32, torch.float16))])
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_K", None), ("Q8_0", MatrixFormat("int8", 32, torch.float16))])
 def test_what_a_backend_refuses_is_widened_with_a_line(
     tmp_path: Path, model: Any, kind: str, kept: MatrixFormat | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line says which, why, and what it costs; Q4_0 is then kept in groups of columns with a scale."""
+    """A line says which, why, and what it costs; Q8_0 is then kept in groups of columns with a scale."""
 
     def refuse(backend: Backend, wanted: Requirements, role: Role) -> Refusal | None:
         return Refusal("cannot", f"none for {wanted.weights}") if wanted.weights.blocks.words else None

@@ -34,6 +34,7 @@ def model_of(spec: ModelSpec, format: WeightFormat) -> Transformer:
     return model
 
 
+@pytest.mark.sampled(10)
 @rows(
     {"weights": list(WEIGHTS), "score": ["logit", "softmax", "sigmoid"], "counts": [(5, 5), (1, 1), (16, 3)],
      "heads": [(4, 2), (3, 1)], "softmax_chosen": [True, False], "renormalize": [True, False], "factor": [1.0, 2.5]},

@@ -96,7 +96,7 @@ STACKS = [
         (DENSE_MATRIX, 352, True), (DENSE_MATRIX, 33, False), (INT8_MATRIX, 352, True),
         (MatrixFormat("int8", 16, torch.float16), 48, False), (MatrixFormat("int4", 8, torch.float16), 352, True),
         (MatrixFormat("int4", 8, torch.bfloat16, torch.float32), 48, False),
-        (MatrixFormat.named("mxfp4"), 352, True), (MatrixFormat.named("q4_1"), 64, False),
+        (MatrixFormat.named("mxfp4"), 352, True), (MatrixFormat.named("q5_1"), 64, False),
         (MatrixFormat.named("q4_k"), 512, True), (MatrixFormat.named("q6_k"), 256, False),
     )
 ]  # fmt: skip

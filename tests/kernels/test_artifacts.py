@@ -41,7 +41,7 @@ def test_a_change_of_one_kernel_is_cold_for_that_kernel_alone(tmp_path: Path, mo
     """Its module is the name, not the file that wrote it."""
     built: list[str] = []
 
-    def run_passes(text: str, *rest: Any, **more: Any) -> str:
+    def run_passes(text: str, *rest: Any, **more: Any) -> Any:
         built.append(text)
         return compile_passes(text, *rest, **more)
 
@@ -76,7 +76,7 @@ def test_key_has_all_that_decides_the_code(change: str, tmp_path: Path, monkeypa
     assert again.digest == first.digest and again.stages["vector"] == first.stages["vector"] and scales_by(again, 3.0)
 
 
-def missed(*_: Any, **__: Any) -> str:
+def missed(*_: Any, **__: Any) -> Any:
     raise LookupError("compiled anew")
 
 

@@ -35,9 +35,12 @@ INT4 = MatrixFormat("int4", 32, torch.float16)
 CODES = [
     *(MatrixFormat("int8", group, torch.float16) for group in (16, 32)),
     *(replace(INT4, group=group) for group in (8, 32, 176)),
-    *(MatrixFormat.named(name) for name in ("q4_0", "q5_0", "mxfp4")),
+    *(MatrixFormat.named(name) for name in ("q5_0", "mxfp4")),
 ]
-WITH_MINIMA = [replace(INT4, minima=torch.float32), *(MatrixFormat.named(name) for name in ("q4_1", "q5_k", "q6_k"))]
+WITH_MINIMA = [
+    *(replace(INT4, minima=dtype) for dtype in (torch.float16, torch.float32)),
+    *(MatrixFormat.named(name) for name in ("q5_1", "q5_k", "q6_k")),
+]
 EVERY = [DENSE_MATRIX, INT8_MATRIX, MatrixFormat("fp8"), *CODES, *WITH_MINIMA]
 Stack = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -126,7 +129,7 @@ def test_no_rows_give_no_rows() -> None:
     assert found.shape == (0, OUT)
 
 
-KINDS = ["dense", "int8", "int8 in groups", "int4", "mxfp4", "q4_1"]
+KINDS = ["dense", "int8", "int8 in groups", "int4", "mxfp4", "q5_1"]
 WAYS = [
     f"{backend}/{layout}/{form}/{rows}/{kind}"
     for backend, layout, form, rows in (

@@ -55,10 +55,10 @@ def test_rows_become_panels_where_they_stand() -> None:
 
 @needs_mlir
 @pytest.mark.parametrize("level", list(Level))
-@pytest.mark.parametrize("kind", ["bf16", "q4_1", "q6_k"])
+@pytest.mark.parametrize("kind", ["bf16", "u4", "q6_k"])
 def test_products_compile_for_every_level(level: Level, kind: str) -> None:
     """Also for those that this machine lacks, of columns that are no whole panels: code there calls no library."""
-    scales = {"bf16": (), "q4_1": ("f16", "f16"), "q6_k": ("f16",)}[kind]
+    scales = {"bf16": (), "u4": ("f16", "f16"), "q6_k": ("f16",)}[kind]
     for tokens in (1, 0):
         shape = 512, 530, kind, "bf16", True, 16 if kind == "q6_k" else 32 * bool(scales)
         kernel, _ = mlir._compiled.__wrapped__(Target(level), tokens, False, False, *shape, *scales)

@@ -25,7 +25,7 @@ from compiled_kernels.decode_step.layer_kernel import int8_buffers
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.linear import mlir
 from compiled_kernels.linear.api import linear_reference
-from compiled_kernels.linear.cases import INT4, NAMED
+from compiled_kernels.linear.cases import INT4, NAMED, Q4_1
 from compiled_kernels.linear.int8_activations import MAX_EXACT_COLUMNS, int8_reference, quantize_rows, rounded_to_int8
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import dequantize_matrix
@@ -137,6 +137,7 @@ def test_the_widest_row_of_the_largest_numbers(level: Level, weight: int) -> Non
 
 BY_GROUP = {format.codes: format for format in (INT4, *NAMED)} | {
     "int4 by 24": MatrixFormat("int4", 24, torch.float16),
+    "q4_1": Q4_1,
     "int4 by 32, minima": MatrixFormat("int4", 32, torch.float16, torch.float32),
     "int8 by 64": MatrixFormat("int8", 64, torch.bfloat16),
     "int8 by 16, minima": MatrixFormat("int8", 16, torch.float32, torch.float16),
@@ -237,7 +238,9 @@ def test_a_number_that_is_not_finite_spoils_its_row_alone(backend: Backend, numb
 @at_every_level
 def test_formats_that_read_rows_alike_share_their_rows(level: Level) -> None:
     """Codes of 4 and of 5 bits are multiplied with the same rows: one function of a step makes them."""
-    four, five = (FewRows("", 256, 64, name, "f32", Target(level), w8a8=True) for name in ("q4_0", "q5_0"))
+    four, five = (
+        FewRows("", 256, 64, kind, "f32", Target(level), w8a8=True, quant_group=32) for kind in ("i4", "q5_0")
+    )
     assert int8_buffers([four, five], 1) == [four.int8_rows.named(1)] and four.int8_rows == five.int8_rows
 
 
@@ -255,7 +258,7 @@ def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, name: str
     without saturation."""
     format = {"int8": INT8_MATRIX, **BY_GROUP}[name]
     beside = ["f16"] * (1 + bool(format.minima)) if format.group else ["f32"]
-    kind, shape = "i8" if name == "int8" else name, (512, 70)
-    kernel, _ = mlir._compiled(Target(level), tokens, False, True, *shape, kind, "bf16", False, format.group, *beside)
+    shape = 512, 70, mlir.weight_kind(format, torch.int8)
+    kernel, _ = mlir._compiled(Target(level), tokens, False, True, *shape, "bf16", False, format.group, *beside)
     found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", kernel.stages["asm"]))
     assert found == (BYTE_DOTS if Target(level).has_int8_dot else BELOW_VNNI[name])

@@ -21,7 +21,7 @@ from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, Mat
 EXPERTS, OUT, WIDTH, NAMED = 6, 64, 4096, [1, 4]
 FORMATS = {
     "dense": DENSE_MATRIX, "int8": INT8_MATRIX, "int8 in groups": MatrixFormat("int8", 32, torch.float16),
-    "int4": MatrixFormat("int4", 32, torch.float16), **{name: MatrixFormat.named(name) for name in ("mxfp4", "q4_1")},
+    "int4": MatrixFormat("int4", 32, torch.float16), **{name: MatrixFormat.named(name) for name in ("mxfp4", "q5_1")},
 }  # fmt: skip
 libc = ctypes.CDLL(None, use_errno=True)
 

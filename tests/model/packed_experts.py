@@ -12,5 +12,5 @@ FORMATS = {
     "int8 by 32": WeightFormat(experts=MatrixFormat("int8", 32, torch.float16)),
     "int4 by 16": WeightFormat(experts=MatrixFormat("int4", 16, torch.float16)),
     "mxfp4": WeightFormat(experts=MatrixFormat.named("mxfp4")),
-    "q4_1": WeightFormat(experts=MatrixFormat.named("q4_1")),
+    "q5_1": WeightFormat(experts=MatrixFormat.named("q5_1")),
 }

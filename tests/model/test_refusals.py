@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX
 from tests.calls import refusal_of
 from tests.engine.tiny import in_eights, layer, spec_of, weights_of
 from tests.model.families import Changes, spec_of_config
@@ -255,11 +257,14 @@ def test_groups_that_divide_no_layers_matrices(place: int) -> None:
     fitting = in_eights(spec_of()).layers[0]
     format, kinds = WeightFormat.parse("int4", quant_group=8), [fitting] * 3
     format.check(spec_of(*kinds))
-    for wrong, words in (
-        (fitting.model_copy(update={"intermediate_size": 12}), "do not divide its intermediate_size of 12"),
-        (fitting.model_copy(update={"attention": layer(3, 1, 2).attention}), "do not divide its heads x dim of 6"),
+    for wrong, name, columns in (
+        (fitting.model_copy(update={"intermediate_size": 12}), "feedforward.down", 12),
+        (fitting.model_copy(update={"attention": layer(3, 1, 2).attention}), "attention.output", 6),
     ):
-        assert words in refused(format.check, spec_of(*kinds[:place], wrong, *kinds[place + 1 :]))
+        spec, name = spec_of(*kinds[:place], wrong, *kinds[place + 1 :]), f"blocks.{place}.{name}.weight"
+        words = f"{name}: INT4 groups of 8 do not divide {columns} columns; set weight_group"
+        assert words in refused(format.check, spec)
+        replace(format, own=((name, ((1, DENSE_MATRIX),)),)).check(spec)  # of a file in which that matrix is dense
 
 
 def test_an_unknown_shape_gets_the_nearest_and_the_list() -> None:

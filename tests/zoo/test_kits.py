@@ -34,7 +34,7 @@ OTHER_ENDS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_keeps_the_laws(name: str) -> None:
     entry = ENTRIES[name]

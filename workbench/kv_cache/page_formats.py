@@ -12,7 +12,7 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, Spans, shown_pages
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 from compiled_kernels.page_selection.api import select_pages, summarize_pages
 from compiled_kernels.paged_attention import PagedKV
 from compiled_kernels.quantized_attention import (
@@ -62,7 +62,7 @@ class DensePages(Pages):
         self.summary_kinds = () if shape.summaries is None else shape.summaries.kinds
         self.num_sides = 2 if self.num_value_columns is None else 1
         sizes = [size] * self.num_sides + [one] * len(self.summary_kinds)
-        super().__init__(tuple(empty_pages(each, dtype, device) for each in sizes))
+        super().__init__(tuple(zero_pages(each, dtype, device) for each in sizes))
 
     @property
     def keys(self) -> Tensor:
@@ -171,7 +171,7 @@ class CodecPages(GroupPages):
         each = page_size // (codec.group or 1)
         self.num_key_tensors = len(layout.keys)
         sizes = [((pages + 1, each, *size), kind) for side in layout for size, kind in side]
-        super().__init__(tuple(empty_pages(size, kind, device) for size, kind in sizes))
+        super().__init__(tuple(zero_pages(size, kind, device) for size, kind in sizes))
 
     def side_tensors(self, side: Side) -> tuple[Tensor, ...]:
         """Return the tensors of keys, or of values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import StateShape
 from workbench.kv_cache.layer import CacheLayer, Recurrence, States
@@ -18,7 +18,7 @@ class StateLayer(CacheLayer):
     def __init__(self, shape: StateShape, group: int, pages: int, dtype: torch.dtype, device: str):
         self.group = group
         exact = torch.promote_types(dtype, torch.float32)
-        parts = (empty_pages((pages + 1, *part), exact, device) for part in shape.parts)
+        parts = (zero_pages((pages + 1, *part), exact, device) for part in shape.parts)
         self.stored = Pages(tuple(parts))
         self.pages = {group: self.stored}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.quantize import quantize_matrix
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 
 BLOCK_VALUES = 1 << 16  # numbers of a block: they stay in a core's cache, and calls cost little beside them
 
@@ -48,7 +48,7 @@ def store_quantized(shape: tuple[int, ...], format: MatrixFormat, blocks: Iterab
 
 def _joined(storage: Iterable[Any], blocks: Iterable[Any]) -> tuple[Tensor, ...]:
     """Store tensors of these shapes and types whose rows come in blocks."""
-    stored, start = tuple(empty_pages(*each) for each in storage), 0
+    stored, start = tuple(zero_pages(*each) for each in storage), 0
     for block in blocks:
         for whole, part in zip(stored, block, strict=True):
             whole[start : start + len(part)] = part

@@ -10,15 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compiled_kernels.expert_linear.stacks import stack_problem
 from compiled_kernels.linear.int8_activations import int8_problem
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, DENSE_MATRIX, INT8_MATRIX, MatrixFormat
 from workbench.errors import WorkbenchError
-from workbench.model.attention_spec import MLASpec
 from workbench.model.by_rows import row_blocks, store_quantized
 from workbench.model.formats.mapped import release
-from workbench.model.recurrent.spec import RecurrentSpec
-from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.model_parameters import parameter_shapes
+from workbench.model.spec import ModelSpec
 
 WeightDtype = Literal["dense", "int8", "int4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
@@ -136,41 +134,19 @@ class WeightFormat:
         return repr(self.blocks), repr(self.head), *activations, *experts, *own, *embedding
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise WorkbenchError where groups do not divide a matrix's columns, which words of files do, and for INT8
-        activations where no matrix of the blocks has integer codes."""
+        """Raise WorkbenchError where groups or blocks do not divide a matrix's columns, and for INT8 activations where
+        no matrix of the blocks has integer codes."""
         if self.activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
             raise WorkbenchError(f"activations: int8 want weights in integers, not {self}; set weights: int8 or int4")
-        inner = [each for kind in spec.layers for each in _columns(kind).items()]
-        if spec.altup is not None:
-            inner += [("altup low_rank", spec.altup.low_rank), ("altup input_columns", spec.altup.input_columns)]
-        for format, widths in ((self.head, []), (self.blocks, inner)):
-            for name, columns in [("hidden_size", spec.hidden_size), *widths] if format.words is None else ():
-                if problem := format.problem(columns):
-                    raise WorkbenchError(f"{spec.name}: {problem} its {name} of {columns}; set weight_group")
-        format = self.of_experts
-        for kind in spec.layers if format.words is None else ():
-            for name, columns in (("hidden_size", spec.hidden_size), ("intermediate_size", kind.intermediate_size)):
-                if kind.experts is not None and stack_problem(format, columns):
-                    raise WorkbenchError(
-                        f"{spec.name}: groups of {format.group} do not divide its experts' {name} of {columns}; set "
-                        "weight_group, or expert_weights: dense"
-                    )
-
-
-def _columns(kind: LayerSpec) -> dict[str, int]:
-    """Return the columns of a layer's matrices, but for those that read hidden states."""
-    a = kind.attention
-    shared = kind.experts and kind.experts.shared_intermediate_size
-    found = {"intermediate_size": kind.intermediate_size} if kind.experts is None else {}
-    found |= {"shared_intermediate_size": shared} if shared else {}
-    if kind.beside is not None:
-        found |= {"recurrent channels": kind.beside.recurrent.o_proj_inputs}
-    if isinstance(a, RecurrentSpec):
-        return found | {"recurrent channels": a.o_proj_inputs}
-    if isinstance(a, MLASpec):
-        found |= {"query latent": a.q_lora_rank} if a.q_lora_rank else {}
-        return found | {"heads x value dim": a.o_proj_inputs}
-    return found | {"heads x dim": a.o_proj_inputs}
+        for name, shape in parameter_shapes(spec).items():
+            stack = is_expert_stack(name, len(shape))
+            for _, format in self.rows_of(stored_name(name, spec, self), shape) if len(shape) > 1 else ():
+                problem = format.problem(shape[-1])
+                if stack and format.group and shape[-1] % format.group:
+                    problem = f"groups of {format.group} of experts do not divide"
+                if problem is not None:
+                    setting = "weight_group, or expert_weights: dense" if stack else "weight_group"
+                    raise WorkbenchError(f"{spec.name}: {name}: {problem} {shape[-1]} columns; set {setting}")
 
 
 def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.linear.matrix_format import MatrixFormat
 from tests.helpers.command_line import cli, refused
 from tests.model.families import draw_ids, logits_of
 from tests.model.formats.folders import TINY, same, write_quantized
@@ -221,7 +220,7 @@ def test_the_tokenizer_and_template_of_a_gguf_file_are_kept(tmp_path: Path, as_f
 
 
 def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> None:
-    """As it is stored; and as INT4 in groups of 32, whatever order its rows have: the embedding alone is widened."""
+    """As it is stored, which is INT4 in groups of 32, whatever order its rows have; also beside a dense embedding."""
     pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
     pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
     from tests.model.formats.gguf_of_transformers import write_gguf
@@ -235,7 +234,7 @@ def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> No
     wanted = wanted_parameters(checkpoint, spec)
     own, reasons = stored_format(checkpoint, wanted, spec.tie_word_embeddings)
     format = WeightFormat.parse("int4", "int4", 32)
-    assert own.blocks == own.head == MatrixFormat.named("q4_0") and not own.own
+    assert own.blocks == own.head == own.embedding == format.blocks and not own.own
     assert not reasons
     dense = Transformer.from_state(spec, load_weights(file, spec, torch.float32))
     assert not list(cost_of_widening(checkpoint, wanted, False, own, torch.float32, reasons))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.kept import KeptMatrix, kept_matrices, stored_format
 from workbench.model.hf.weights import read_parameter, wanted_parameters
+from workbench.model.quantized import WeightFormat
 from workbench.oracle import naive
 from workbench.testing.family_checkpoints import random_checkpoint
 
@@ -106,12 +108,18 @@ def test_integers_in_groups_are_ours_bit_for_bit(tmp_path: Path, kind: str) -> N
     assert checkpoint.format == f"GGUF {kind}"
     wanted = wanted_parameters(checkpoint, read_spec(path))
     words, reasons = stored_format(checkpoint, wanted, tied=False)
-    assert words.blocks == words.head == words.embedding == MatrixFormat.named(kind.lower())
+    int4 = MatrixFormat("int4", 32, torch.float16, torch.float16 if kind == "Q4_1" else None)
+    own = MatrixFormat.named("q8_0") if kind == "Q8_0" else int4
+    assert own == words.blocks == words.head == words.embedding
     assert not words.own and not reasons
     groups, _ = stored_format(checkpoint, wanted, False, lambda format: "no words" if format.words else None)
     assert groups.blocks.codes == ("int8" if kind == "Q8_0" else "int4")
-    for format in (words, groups):
-        for name, kept in kept_matrices(checkpoint, wanted, False, format).items():
+    finer = WeightFormat(*[replace(groups.blocks, group=16)] * 2)  # a scale for 32 columns is two for 16
+    for format in (words, groups, finer):
+        held = kept_matrices(checkpoint, wanted, False, format)
+        assert {"head.weight", "blocks.0.attention.qkv.weight", "blocks.0.feedforward.down.weight"} <= held.keys()
+        for name, kept in held.items():
+            assert kept.rows == format.rows_of(name, wanted[name].shape)
             dense = read_parameter(checkpoint, wanted[name], torch.float32)
             assert isinstance(kept, KeptMatrix)
             (run,) = kept.runs

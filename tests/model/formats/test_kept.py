@@ -56,9 +56,9 @@ KEPT = {
 }  # fmt: skip
 WIDENED = {
     "gptq in the order of activations": "order of activations",
-    "nf4": "from NF4",
-    "nf4, nested": "from NF4",
-    "fp4": "from FP4",
+    "nf4": "no product reads NF4",
+    "nf4, nested": "no product reads NF4",
+    "fp4": "no product reads FP4",
 }
 
 
@@ -136,7 +136,7 @@ def test_scales_that_float16_cannot_hold_stay_float32(tmp_path: Path, zero: bool
     dense, lines = pack(tmp_path / "m", partial(packers.pack_quantized, dtype=torch.float32, zero=zero)), []
     model = load(tmp_path / "m", lines)
     assert model.format == (WeightFormat() if zero else WeightFormat(MatrixFormat("int4", 32)))
-    assert bool(lines) == zero and (not zero or "scales of float32 beside zeros are not exact" in lines[0])
+    assert bool(lines) == zero and (not zero or "its zeros times its float32 scales are not exact" in lines[0])
     assert same(model.dense_state(torch.float32), load(dense, []).dense_state(torch.float32))
 
 
@@ -218,7 +218,7 @@ class InWords(StoredTensor):
         raise NotImplementedError("it stays in words")
 
     def own_format(self) -> MatrixFormat:
-        return MatrixFormat.named("q4_1")
+        return MatrixFormat.named("q5_1")
 
     def fill(self, stored: Sequence[torch.Tensor]) -> None:
         for out, each in zip(stored[1:], self.beside.values(), strict=True):
@@ -255,7 +255,7 @@ def test_scales_and_minima_that_are_not_finite_are_refused(place: str, bad: floa
         codes = torch.zeros(2, 64, dtype=torch.int8)
         kept_of(QuantizedMatrix("int8", lambda: codes, beside["scales"], 32, minima=beside["minima"]))
     with pytest.raises(WorkbenchError, match=NOT_FINITE):
-        kept_in(InWords(Path("m"), "Q4_1", (2, 64), 0, beside)).runs[0].tensors()
+        kept_in(InWords(Path("m"), "Q5_1", (2, 64), 0, beside)).runs[0].tensors()
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])

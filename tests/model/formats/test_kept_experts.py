@@ -142,6 +142,18 @@ def test_every_matrix_of_gguf_stays_packed(tmp_path: Path, family: str, kind: st
     assert model.use_code_panels(in_place=True) and same(model.dense_state(torch.float32), expected)
 
 
+def test_float16_experts_are_cast_with_a_line(tmp_path: Path) -> None:
+    """No product of experts has both types; a model of float16 has nothing to cast."""
+    writing = pytest.importorskip("tests.model.formats.gguf_of_transformers", reason="gguf is not installed")
+    theirs, own = random_checkpoint("mixtral", MIXTRAL), {"ffn_down": "F16"}
+    path = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", "Q8_0", own=own)
+    reason = "(blk.0.ffn_down_exps.0.weight and 5 more: no product of experts reads float16 beside another type)"
+    for dtype, memory in (("float16", ""), ("bfloat16", "0.8 MB"), ("float32", "1.6 MB")):
+        lines = weight_storage(EngineConfig.build(path, dtype=dtype).model)["widened"]
+        cost = f"6 of 6 float16 tensors are cast to {dtype}, {memory} for 0.8 MB in the files {reason}"
+        assert lines == [f"GGUF F16, F32, Q8_0, {cost}"] * bool(memory)
+
+
 def test_settings_quantize_experts(tmp_path: Path) -> None:
     """`weights` is of the experts too, unless `expert_weights` says otherwise; a router stays dense."""
     random_checkpoint("qwen3_moe", SIZES).save_pretrained(tmp_path / "m")
@@ -168,7 +180,7 @@ def test_settings_quantize_experts(tmp_path: Path) -> None:
 def test_groups_must_divide_experts(tmp_path: Path) -> None:
     random_checkpoint("qwen3_moe", SIZES | {"moe_intermediate_size": 48}).save_pretrained(tmp_path / "m")
     add_tokenizer(tmp_path / "m")
-    with pytest.raises(WorkbenchError, match="groups of 32 do not divide its experts' intermediate_size of 48"):
+    with pytest.raises(WorkbenchError, match="down: groups of 32 of experts do not divide 48 columns"):
         load(tmp_path / "m", [], weights="int4", weight_group=32)
     assert load(tmp_path / "m", [], weights="int4", weight_group=32, expert_weights="dense")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, MatrixFormat
 from compiled_kernels.linear.planes import pack_planes
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
@@ -26,14 +26,15 @@ from workbench.model.quantized import DENSE_MATRICES, Rows, WeightFormat, is_exp
 
 Wanted = Mapping[str, StoredParameter]
 Refuses = Callable[[MatrixFormat], str | None]  # why no product multiplies from a format; None where one does
-ORDERED = "its columns are in the order of activations"
+BY_ACTIVATION = "its groups hold columns in the order of activations, which are not neighbours"
+REORDERED = "its file stores its columns in another order"
 MAX_GROUP = 128  # columns of a group that a kernel walks at once; larger ones are split
 
 
 @dataclass(frozen=True)
 class KeptPart:
     """A part of a parameter: its stored tensor, a format that holds it exactly, and why that is dense, where the file
-    has fewer bits. `matrix` has its codes, where the format is not in words."""
+    has fewer bits. `matrix` has its codes, where the format is not the file's own."""
 
     part: StoredPart
     tensor: StoredTensor
@@ -48,12 +49,12 @@ class KeptPart:
 
     def fill(self, format: MatrixFormat, stored: list[Tensor]) -> None:
         """Write codes, scales and minima in a format that holds them exactly to these rows."""
-        layout = self.part.layout
-        if self.matrix is None and layout is None:
+        layout, as_stored = self.part.layout, self.matrix is None and format == self.format
+        if as_stored and layout is None:
             self.tensor.fill(stored)
         else:
-            read = [torch.empty_like(each) for each in stored] if self.matrix is None else [*self._codes(format)]
-            if self.matrix is None:
+            read = [torch.empty_like(each) for each in stored] if as_stored else [*self._codes(format)]
+            if as_stored:
                 self.tensor.fill(read)
             for out, each in zip(stored, read, strict=True):
                 octets = each.view(torch.uint8) if each.dtype == torch.float8_e4m3fn else each
@@ -70,7 +71,7 @@ class KeptPart:
 
     def _codes(self, format: MatrixFormat) -> Iterator[Tensor]:
         """Yield codes, scales and minima in the file's order of rows."""
-        matrix, columns = self.matrix, self.part.shape_here[-1]
+        matrix, columns = self.matrix or self.tensor.quantized(), self.part.shape_here[-1]
         assert matrix is not None
         codes, offset = matrix.codes(), 8 if matrix.minima is None and format.codes == "int4" else 0
         if format.codes == "fp8" and bool(((codes.view(torch.uint8) & 127) == 127).any()):
@@ -106,7 +107,7 @@ class KeptRun:
     def tensors(self) -> tuple[Tensor, ...]:
         """Return codes, scales and minima as a product of ours stores them."""
         shape = self.rows, self.parts[0].part.shape_here[-1]
-        stored = [empty_pages(*each) for each in self.format.storage(*shape).values()]
+        stored = [zero_pages(*each) for each in self.format.storage(*shape).values()]
         start = 0
         for part in self.parts:
             end = start + part.rows
@@ -153,10 +154,10 @@ def kept_matrix(
     """Return a parameter, a matrix or a stack of experts', as its file stores it, as far as a product multiplies from
     that; dense where it has several formats, and `one_format` is why it may not."""
     if stack:
-        one_format = "its stack of experts is stored in several formats"
+        one_format = "experts of its stack are stored in several formats"
     parts = [_kept_part(part, checkpoint, refuses) for part in parameter.parts]
     if parameter.viewed_as is not None and not stack:
-        parts = [replace(each, format=DENSE_MATRIX, reason=_packed(each.tensor) and NO_MATRIX) for each in parts]
+        parts = _dense(parts, NO_MATRIX)
     runs: list[KeptRun] = []
     for part in parts:
         together = joined(runs[-1].format, part.format) if runs else None
@@ -165,12 +166,11 @@ def kept_matrix(
         else:
             runs[-1] = KeptRun(together, (*runs[-1].parts, part))
     if one_format is not None and len(runs) > 1:
-        dense = (replace(each, format=DENSE_MATRIX, reason=each.reason or one_format) for each in parts)
-        runs = [KeptRun(DENSE_MATRIX, tuple(dense))]
+        runs = [KeptRun(DENSE_MATRIX, tuple(_dense(parts, one_format)))]
     return KeptMatrix(tuple(runs))
 
 
-NO_MATRIX = "it is no matrix of a product"
+NO_MATRIX = "no product multiplies by it"
 
 
 def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
@@ -178,9 +178,17 @@ def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
     return WorkbenchError(f"{tensor.file}: {part.name} has scales or minima that are not finite; fetch the file again")
 
 
-def _packed(tensor: StoredTensor) -> str:
-    """Return the type of a tensor that its file stores in few bits; "" of others."""
-    return "" if tensor.dtype in FLOAT_DTYPES else tensor.dtype
+def _dense(parts: Iterable[KeptPart], reason: str) -> list[KeptPart]:
+    """Return parts that are dense, those in few bits for this reason."""
+    return [each if each.format.is_dense else replace(each, format=DENSE_MATRIX, reason=reason) for each in parts]
+
+
+def _kind(tensor: StoredTensor, dtype: torch.dtype) -> str:
+    """Return what is cast where it is dense: a quantized tensor, or a float16 matrix beside another type; "" of
+    others."""
+    if tensor.dtype not in FLOAT_DTYPES:
+        return "quantized"
+    return "float16" if dtype != torch.float16 and tensor.own_format() is not None else ""
 
 
 def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> KeptPart:
@@ -188,15 +196,15 @@ def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> Ke
     tensor = checkpoint.tensors[part.name]
     of_rows = len(part.shape) == 3 or (isinstance(part.layout, RowLayout) and not part.layout.transposed)
     ordered = part.layout is not None and not of_rows
-    own, reason = tensor.own_format(), f"no product multiplies from {tensor.dtype}" if _packed(tensor) else ""
-    if own is not None and not ordered:
-        if (problem := refuses(own)) is None:
+    own, reason = tensor.own_format(), "" if tensor.dtype in FLOAT_DTYPES else f"no product reads {tensor.dtype}"
+    if own is not None and (reason := refuses(own)) is None:
+        if not ordered:
             return KeptPart(part, tensor, own)
-        reason = problem
+        reason = REORDERED
     if part not in checkpoint.kept:  # its scales are read once
         matrix = tensor.quantized()
-        found = "it is stored in another order" if ordered or matrix is None else _format_of(part, matrix, tensor)
-        checkpoint.kept[part] = matrix, found
+        kept = REORDERED if ordered or matrix is None else _format_of(part, matrix, tensor)
+        checkpoint.kept[part] = matrix, kept
     matrix, format = checkpoint.kept[part]
     if matrix is None:
         return KeptPart(part, tensor, DENSE_MATRIX, reason)
@@ -223,8 +231,10 @@ def stored_format(
     """
 
     def refused(format: MatrixFormat, stack: bool, looked_up: bool) -> str | None:
-        if format.codes == "float16" and (stack or dtype == torch.float16):
-            return "stacks of experts are dense in the model's type"
+        if format.codes == "float16" and dtype == torch.float16:
+            return ""  # dense, it has the same numbers
+        if format.codes == "float16" and stack:
+            return "no product of experts reads float16 beside another type"
         return None if looked_up else refuses(format)
 
     rows: dict[str, Rows] = {}
@@ -232,16 +242,16 @@ def stored_format(
     experts: dict[str, MatrixFormat] = {}
     reasons: dict[str, str] = {}
     for name, parameter in wanted.items():
-        packed = [part.name for part in parameter.parts if _packed(checkpoint.tensors[part.name])]
         stack = is_expert_stack(name, len(parameter.shape))
         is_head = name == ("embedding.weight" if tied else "head.weight")
         if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head and not stack:
-            reasons |= dict.fromkeys(packed, NO_MATRIX)
+            names = (part.name for part in parameter.parts)
+            reasons |= {each: NO_MATRIX for each in names if _kind(checkpoint.tensors[each], dtype)}
             continue
         looked_up = name == "embedding.weight" and not tied
         own = partial(refused, stack=stack, looked_up=looked_up)
         kept = kept_matrix(parameter, checkpoint, own, one_format, stack)
-        reasons |= {each.part.name: each.reason for each in kept.parts if each.part.name in packed and each.reason}
+        reasons |= {each.part.name: each.reason for each in kept.parts if each.reason}
         if is_head:
             head = kept.runs[0].format
         elif looked_up:
@@ -279,21 +289,24 @@ def cost_of_widening(
     checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat, dtype: torch.dtype,
     reasons: Mapping[str, str],
 ) -> list[str]:  # fmt: skip
-    """Return a line for each reason why tensors that are quantized in the files are dense in memory: which, and what
-    that costs. `reasons` are by stored tensor; that of "" is of all others."""
+    """Return a line for each reason why tensors that are quantized in the files, or of float16 beside another type, are
+    dense in memory: which, and what that costs. `reasons` are by stored tensor; that of "" is of other quantized
+    ones."""
     kept = kept_matrices(checkpoint, wanted, tied, format)
     in_few_bits = {each.part.name for matrix in kept.values() for each in matrix.parts if not each.format.is_dense}
-    packed = [p for each in wanted.values() for p in each.parts if _packed(checkpoint.tensors[p.name])]
-    widened: dict[str, list[str]] = {}
-    for part in packed:
-        if part.name not in in_few_bits:
-            widened.setdefault(reasons.get(part.name, reasons.get("", "")), []).append(part.name)
+    parts = [part.name for each in wanted.values() for part in each.parts]
+    kinds = [(name, _kind(checkpoint.tensors[name], dtype)) for name in parts]
+    count = Counter(kind for _, kind in kinds)
+    widened: dict[tuple[str, str], list[str]] = {}
+    for name, kind in kinds:
+        if name not in in_few_bits and (kind == "quantized" or name in reasons):
+            widened.setdefault((kind, reasons.get(name, reasons.get("", ""))), []).append(name)
     lines = []
-    for reason, names in widened.items():
+    for (kind, reason), names in widened.items():
         files = sum(checkpoint.tensors[name].nbytes for name in names) / 1e6
         memory = sum(math.prod(checkpoint.tensors[name].shape) for name in names) * dtype.itemsize / 1e6
-        line = f"{checkpoint.format}, {len(names)} of {len(packed)} quantized tensors are widened"
-        line += f" to {str(dtype).removeprefix('torch.')}"
+        line = f"{checkpoint.format}, {len(names)} of {count[kind]} {kind} tensors are"
+        line += f" {'cast' if kind == 'float16' else 'widened'} to {str(dtype).removeprefix('torch.')}"
         if not format.blocks.is_dense and not in_few_bits:
             line += f" and quantized again as {format.blocks.codes}"
         which = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: " if names[0] in reasons else ""
@@ -316,14 +329,14 @@ def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) 
         raise not_finite(part, tensor)
     if matrix.kind == "mxfp4":
         exact = matrix.group == 32 and torch.equal(matrix.scales.to(torch.float8_e8m0fnu).float(), matrix.scales)
-        return MatrixFormat.named("mxfp4") if exact else "scales of MXFP4 are no powers of two for 32 columns"
+        return MatrixFormat.named("mxfp4") if exact else "its MXFP4 scales are not powers of two, each of 32 columns"
     if matrix.group_index is not None:
-        return ORDERED
+        return BY_ACTIVATION
     codes = matrix.kind if matrix.kind in ("int8", "fp8") else "int4"
     with_minima = matrix.zeros is not None or matrix.minima is not None
     scales = _exact_dtype(matrix.scales)
     if matrix.zeros is not None and scales == torch.float32:
-        return "scales of float32 beside zeros are not exact"
+        return "its zeros times its float32 scales are not exact in float32"
     group = min(matrix.group, columns)
     if group == columns and codes != "int4" and not with_minima:
         return MatrixFormat(codes)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compiled_kernels.memory import empty_pages
+from compiled_kernels.memory import zero_pages
 from compiled_kernels.threads import in_threads
 from workbench.errors import WorkbenchError
 from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, whole_rows
@@ -114,7 +114,7 @@ def read_parameter(checkpoint: Checkpoint, parameter: StoredParameter, dtype: to
         return whole
     stored = [(checkpoint.tensors[part.name], part.layout) for part in parameter.parts]
     if all(layout is None and FLOAT_DTYPES.get(tensor.dtype) == dtype for tensor, layout in stored):
-        whole = empty_pages(parameter.shape, dtype)
+        whole = zero_pages(parameter.shape, dtype)
         for (tensor, _), own in zip(stored, whole.view(-1).split([_size(tensor) for tensor, _ in stored]), strict=True):
             tensor.read_into(own.view(tensor.shape))
         return whole

@@ -122,7 +122,7 @@ class BlockType:
     """A type of GGUF tensors: `values` numbers stored in `bytes` bytes.
 
     Args:
-        planes: of its codes, where they are a format of `compiled_kernels.linear.matrix_format.WORDS`.
+        planes: of its codes, where words hold them.
         scales: the bytes of a block where its scale stands, and its minimum where it has one.
         fill_sub_scales: writes the words of sub-scales.
     """
@@ -137,9 +137,14 @@ class BlockType:
     @property
     def format(self) -> MatrixFormat | None:
         """Return the format of matrices that are stored so; None where it is not one in words."""
+        if self.name in INT4_TYPES:
+            return INT4_TYPES[self.name]
         return MatrixFormat.named(self.name.lower()) if self.planes else None
 
 
+INT4_TYPES = {
+    "Q4_0": MatrixFormat("int4", 32, torch.float16), "Q4_1": MatrixFormat("int4", 32, torch.float16, torch.float16),
+}  # fmt: skip
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
@@ -174,11 +179,10 @@ def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
         data: uint8 [block * type.bytes].
         stored: contiguous tensors as the format's `storage` has them, to be written.
     """
-    format, blocks = type.format, data.numpy().reshape(-1, type.bytes)
-    assert format is not None and format.words is not None
+    blocks = data.numpy().reshape(-1, type.bytes)
     words, *scales = (each.numpy().reshape(len(blocks), -1) for each in stored)
     words, step = words.view(np.uint32), CHUNK_BYTES // type.bytes
-    planes = [plane.bits * format.words.block // 32 for plane in type.planes]
+    planes = [plane.bits * type.values // 32 for plane in type.planes]
 
     def fill(first: int) -> None:
         chunk, out, done = blocks[first : first + step], words[first : first + step], 0

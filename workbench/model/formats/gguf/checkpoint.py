@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import MatrixFormat
-from compiled_kernels.linear.words import unpack_codes
+from compiled_kernels.linear.quantize import codes_of_matrix
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.gguf.blocks import (
@@ -74,17 +74,16 @@ class GGUFStoredTensor(StoredTensor):
         if type.name not in GROUPED_KINDS or len(self.shape) != 2:
             return None
         data, rows, size = self._blocks(), self.shape[0], type.values
-        words = type.format and type.format.words
-        assert words is not None
+        format = type.format
+        assert format is not None
         blocks = data.view(-1, type.bytes)
         scales = [blocks[:, at : at + 2].contiguous().view(torch.float16).float().view(rows, -1) for at in type.scales]
 
         def codes() -> Tensor:
-            return unpack_codes(words, matrix_in_words(type, data, rows)[0]).view(self.shape)
+            return codes_of_matrix(format, *matrix_in_words(type, data, rows))[0]
 
-        return QuantizedMatrix(
-            GROUPED_KINDS[type.name], codes, scales[0], size, minima=scales[1] if words.minima else None
-        )
+        minima = scales[1] if len(scales) > 1 else None
+        return QuantizedMatrix(GROUPED_KINDS[type.name], codes, scales[0], size, minima=minima)
 
     def _blocks(self) -> Tensor:
         start = self.first_row * self.info.shape[-1] // self.info.type.values * self.info.type.bytes
