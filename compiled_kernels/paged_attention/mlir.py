@@ -61,19 +61,24 @@ def attend(
     out = torch.zeros_like(q)
     decodes, longer = (len(q), []) if spans.decode_only else spans.decodes_and_longer()
     together = slice(0, decodes)
+
+    def part(tensor: Tensor, place: slice | int) -> Tensor:
+        return tensor if spans.decode_only else tensor[place]  # a view takes microseconds
+
     for seqs, rows, length in [*[(together, together, 0)] * bool(decodes), *longer]:
-        reads = context(q[rows], kv, parameters, length == 0)
-        shape, tables = reads.shape, [table[seqs].int().contiguous() for table in kv.tables[::-1]]
+        own = part(q, rows)
+        reads = context(own, kv, parameters, length == 0)
+        shape, tables = reads.shape, [part(table, seqs).int().contiguous() for table in kv.tables[::-1]]
         sizes = torch.tensor([rows.stop - rows.start, length, *(table.shape[-1] for table in tables), 0][:4])
-        chosen = [] if kv.chosen is None else [kv.chosen[rows].to(torch.int8).contiguous()]
+        chosen = [] if kv.chosen is None else [part(kv.chosen, rows).to(torch.int8).contiguous()]
         if length:
             positions = -(-length // BLOCK_POSITIONS) * BLOCK_POSITIONS * shape.num_kv_heads * len(tables)
             elements = positions * shape.head_dim // shape.values_per_element
             work = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
         else:
-            tables.append(spans.context_lengths[rows].int().contiguous())
-            work = torch.empty(1, decodes, shape.num_heads, shape.chunks, shape.head_dim + 2)
-        arguments = q[rows], *pages, *tables, sizes, *chosen, *work, *logits, out[rows]
+            tables.append(part(spans.context_lengths, rows).int().contiguous())
+            work = [torch.empty(decodes, shape.num_heads, shape.chunks, shape.head_dim + 2)]
+        arguments = own, *pages, *tables, sizes, *chosen, *work, *logits, part(out, rows)
         BoundCall(compiled(reads, operator).address, arguments)()
     return out
 
