@@ -114,7 +114,7 @@ def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
         wide = alloca(rows_type(product.in_features, "f32", rows))
         lanes = largest_divisor(product.in_features, product.lanes)
         with loop(0, rows) as row, loop(0, product.in_features, lanes) as at:
-            wide.store(x.load(lanes, row.index, at.index).to("f32"), row.index, at.index)
+            wide.store(x.load(lanes, row.index, at.index), row.index, at.index)
         x = wide
     return Operands(x, weights, given["out"], sums)
 

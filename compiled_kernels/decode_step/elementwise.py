@@ -23,7 +23,7 @@ def norm(shape: StepShape, kind: str) -> None:
         with loop(0, width, lanes) as turn:
             place = row.index, turn.index
             value = given["x"].load(lanes, *place) * factor * given["weight"].load(lanes, turn.index).to("f32")
-            given["out"].store(value.to(kind), *place)
+            given["out"].store(value, *place)
 
 
 Range = tuple[Value | int, Value | int]
@@ -55,4 +55,4 @@ def gate(layer: LayerKernel, given: Given, begin: Value, end: Value) -> None:
     lanes = largest_divisor(hidden, layer.step.target.lanes)
     with loop(0, layer.feedforward_rows) as row, loop(begin, end, lanes) as turn:
         value, up = (gate_up.load(lanes, row.index, turn.index + skipped) for skipped in (0, hidden))
-        out.store((activated(layer.shape.activation, value) * up).to(out.element), row.index, turn.index)
+        out.store(activated(layer.shape.activation, value) * up, row.index, turn.index)

@@ -17,7 +17,7 @@ from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepSha
 from compiled_kernels.expert_linear.listed_rows import ListedRows
 from compiled_kernels.linear.rows import RowByRow, by_row
 from compiled_kernels.page_selection.mlir import summary_arguments
-from compiled_kernels.paged_attention.mlir_decode import Context
+from compiled_kernels.paged_attention.mlir_pages import Context
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
 from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
@@ -140,11 +140,13 @@ class LayerKernel:
             "page_size": step.page_size,
             "max_pages": step.max_pages,
             "chunks": step.chunks,
+            "dtype": step.dtype,
+            "target": step.target,
         }
         heads = {each.name: getattr(shape, each.name) for each in fields(HeadShape)}
         if shape.quantized is None:
-            return DecodeAttention(**heads, **sizes, dtype=step.dtype, target=step.target)
-        return QuantizedAttention(**heads, **sizes, dtype=step.dtype, target=step.target, layout=shape.quantized)
+            return DecodeAttention(**heads, **sizes)
+        return QuantizedAttention(**heads, **sizes, layout=shape.quantized)
 
     @property
     def context(self) -> Context:

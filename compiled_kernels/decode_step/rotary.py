@@ -56,7 +56,7 @@ def rotated_head(
             a, b = parts
             parts = [a * cos - b * sin, b * cos + a * sin]
         for column, part in zip((start, start + half), parts, strict=True):
-            out.store(part.to(out.element), *place, column)
+            out.store(part, *place, column)
 
 
 def copy_value(layer: LayerKernel, given: Given, head: tuple[Value, Value], out: Value, place: Place) -> None:

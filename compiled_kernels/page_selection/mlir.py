@@ -46,7 +46,7 @@ def summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> No
                     offset.carry([MOVES[kind](so_far, added) for kind, so_far in moved])
                 for summary, kind, value in zip(summaries, selection.summaries, offset.results, strict=True):
                     value = value / float(size) if kind == "mean" else value
-                    given[summary.name].store(value.to(shape.dtype), page, given["group"], column)
+                    given[summary.name].store(value, page, given["group"], column)
 
 
 def select(shape: DecodeAttention, selection: PageSelection, name: str) -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.attention import AttentionParameters, KVPages, Spans
 from compiled_kernels.backends import BackendError
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 from compiled_kernels.paged_attention.api import PagedKV
-from compiled_kernels.paged_attention.mlir_decode import Context, attend_rows
-from compiled_kernels.paged_attention.mlir_shape import (
-    BLOCK_POSITIONS,
-    DecodeAttention,
-    SpanAttention,
-    num_chunks,
-)
+from compiled_kernels.paged_attention.mlir_decode import attend_rows
+from compiled_kernels.paged_attention.mlir_pages import Context
+from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, DecodeAttention, SpanAttention
 from compiled_kernels.paged_attention.mlir_spans import attend_spans
 
 NAME = "paged_attention"
@@ -28,17 +24,7 @@ NAME = "paged_attention"
 
 def paged_attention(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameters) -> Tensor:
     _expect(q, kv, spans, parameters)
-    q = q.contiguous()
-    if spans.decode_only:
-        return _decodes(q, kv, spans.context_lengths, parameters)
-    decodes, longer = spans.decodes_and_longer()
-    out = torch.zeros_like(q)
-    if decodes:
-        out[:decodes] = _decodes(q[:decodes], kv.first(decodes), spans.context_lengths[:decodes], parameters)
-    for seq, rows, context in longer:
-        chosen = None if kv.chosen is None else kv.chosen[rows]
-        _span(q[rows], kv._replace(chosen=chosen), kv.page_table[seq], context, parameters, out[rows])
-    return out
+    return attend(NAME, _context, q, kv, (kv.keys, kv.values), spans, parameters)
 
 
 def _expect(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameters) -> None:
@@ -64,63 +50,52 @@ def _expect(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameter
             raise BackendError(f"{NAME}: spans end at {int(spans.starts[-1])}, after {tokens} queries")
 
 
-def _decodes(q: Tensor, kv: PagedKV, context_lengths: Tensor, parameters: AttentionParameters) -> Tensor:
-    """Attend with each query [row, head, dim] at the end of its own context."""
-    shape, owners = _decode_shape(q, kv, parameters), torch.arange(len(q), dtype=torch.int32)
-    pages, rows = [kv.keys, kv.values], (owners, context_lengths.int())
-    return attend_rows_of(_compiled(shape), shape, q, pages, kv.tables, rows, parameters, kv.chosen)
-
-
-def attend_rows_of(
-    kernel: Kernel, shape: DecodeAttention, q: Tensor, pages: Sequence[Tensor], tables: Sequence[Tensor],
-    rows: tuple[Tensor, Tensor], parameters: AttentionParameters, chosen: Tensor | None = None,
+def attend(
+    operator: str, context: Callable[..., Context], q: Tensor, kv: KVPages, pages: Sequence[Tensor], spans: Spans,
+    parameters: AttentionParameters,
 ) -> Tensor:  # fmt: skip
-    """Return what `mlir_decode.attend_rows` gives for q [row, head, dim]; `rows` are owner and length of each."""
-    tokens, heads, dim = q.shape
-    tables = [table.int().contiguous() for table in tables]
-    sizes = torch.tensor([tokens, *(table.shape[1] for table in tables), 0][:3], dtype=torch.int32)
-    partial, mixed = torch.empty(tokens, heads, shape.chunks, dim + 2), torch.empty_like(q.contiguous())
-    marks = [] if chosen is None else [chosen.to(torch.int8).contiguous()]
-    arguments = q.contiguous(), *pages, *tables, *(each.contiguous() for each in rows), sizes, *marks, partial
-    BoundCall(kernel.address, [*arguments, *_sink_logits(parameters), mixed])()
-    return mixed
+    """Attend with all decodes at once, and with each longer span for itself; `context` returns what the kernel of (q,
+    kv, parameters, whether they are decodes) reads."""
+    q, sinks = q.contiguous(), parameters.sink_logits
+    logits = [] if sinks is None else [sinks.float().contiguous()]
+    out = torch.zeros_like(q)
+    decodes, longer = (len(q), []) if spans.decode_only else spans.decodes_and_longer()
+    together = slice(0, decodes)
 
+    def part(tensor: Tensor, place: slice | int) -> Tensor:
+        return tensor if spans.decode_only else tensor[place]  # a view takes microseconds
 
-def _span(q: Tensor, kv: PagedKV, table: Tensor, context: int, parameters: AttentionParameters, out: Tensor) -> None:
-    """Attend with one span's queries [token, head, dim] over its context of that many positions, into `out`."""
-    shape = SpanAttention.from_tensors(NAME, q, kv.keys, parameters, selected=kv.chosen is not None)
-    blocks = -(-context // BLOCK_POSITIONS) * shape.num_kv_heads
-    elements = blocks * BLOCK_POSITIONS * shape.head_dim // shape.values_per_element
-    laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
-    sizes = torch.tensor([q.shape[0], context, len(table)])
-    chosen = [] if kv.chosen is None else [kv.chosen.to(torch.int8).contiguous()]
-    read = q, kv.keys, kv.values, table.int().contiguous(), sizes, *chosen
-    BoundCall(_compiled_spans(shape).address, (*read, *laid_out, *_sink_logits(parameters), out))()
-
-
-def _sink_logits(parameters: AttentionParameters) -> tuple[Tensor, ...]:
-    return () if parameters.sink_logits is None else (parameters.sink_logits.float().contiguous(),)
+    for seqs, rows, length in [*[(together, together, 0)] * bool(decodes), *longer]:
+        own = part(q, rows)
+        reads = context(own, kv, parameters, length == 0)
+        shape, tables = reads.shape, [part(table, seqs).int().contiguous() for table in kv.tables[::-1]]
+        sizes = torch.tensor([rows.stop - rows.start, length, *(table.shape[-1] for table in tables), 0][:4])
+        chosen = [] if kv.chosen is None else [part(kv.chosen, rows).to(torch.int8).contiguous()]
+        if length:
+            positions = -(-length // BLOCK_POSITIONS) * BLOCK_POSITIONS * shape.num_kv_heads * len(tables)
+            elements = positions * shape.head_dim // shape.values_per_element
+            work = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
+        else:
+            tables.append(part(spans.context_lengths, rows).int().contiguous())
+            work = [torch.empty(decodes, shape.num_heads, shape.chunks, shape.head_dim + 2)]
+        arguments = own, *pages, *tables, sizes, *chosen, *work, *logits, part(out, rows)
+        BoundCall(compiled(reads, operator).address, arguments)()
+    return out
 
 
 def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     q, kv, spans, parameters = suite_of(operator).make_inputs(case)
-    if spans.decode_only:
-        return _compiled(_decode_shape(q, kv, parameters)).stages
-    selected = kv.chosen is not None
-    return _compiled_spans(SpanAttention.from_tensors(NAME, q, kv.keys, parameters, selected=selected)).stages
+    return compiled(_context(q, kv, parameters, spans.decode_only), operator).stages
 
 
-def _decode_shape(q: Tensor, kv: PagedKV, parameters: AttentionParameters) -> DecodeAttention:
-    chunks, selected = num_chunks(len(q), kv.keys.shape[1]), kv.chosen is not None
-    return DecodeAttention.from_tensors(NAME, q, kv.keys, parameters, chunks=chunks, selected=selected)
+def _context(q: Tensor, kv: PagedKV, parameters: AttentionParameters, decodes: bool) -> Context:
+    kind = DecodeAttention if decodes else SpanAttention
+    return Context(kind.from_tensors(NAME, q, kv.keys, parameters, selected=kv.chosen is not None))
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled_spans(shape: SpanAttention) -> Kernel:
-    return compile_entry(NAME, shape.target.level, lambda: attend_spans(shape))
-
-
-@functools.lru_cache(maxsize=512)
-def _compiled(shape: DecodeAttention) -> Kernel:
-    return compile_entry(NAME, shape.target.level, lambda: attend_rows(Context(shape), NAME))
+def compiled(context: Context, operator: str) -> Kernel:
+    """Return the kernel of what reads a context: decodes or a span."""
+    emit = attend_spans if isinstance(context.shape, SpanAttention) else attend_rows
+    return compile_entry(operator, context.shape.target.level, lambda: emit(context, operator))

@@ -13,49 +13,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from compiled_kernels.builder.functions import alloca, call, call_with, either, function, loop, repeat, return_, when
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
-from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
-from compiled_kernels.paged_attention.mlir_softmax import clear, finish, first_seen, may_see
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadDensePages, tile, tile_arguments, work
-
-
-class PositionRun(NamedTuple):
-    """Positions from `first` to `last` that a row reads from pages of one kind: each chunk its part of them, or one
-    chunk all."""
-
-    pages: DecodePages
-    chunk: Literal["each", "first", "last"]
-    first: Value
-    last: Value
-
-
-@dataclass(frozen=True)
-class Context:
-    """Say what a row reads: all positions of its window, and the sinks, from dense pages."""
-
-    shape: DecodeAttention
-
-    @property
-    def kinds(self) -> tuple[DecodePages, ...]:
-        """Return the kinds of pages, each with a page table of its own."""
-        return (ReadDensePages(self.shape),)
-
-    @property
-    def memories(self) -> list[Named]:
-        """Return the memories of all pages, then their tables, row after row."""
-        memories = [each for kind in self.kinds for each in kind.memories]
-        return memories + [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
-
-    def runs(self, seen: Value, length: Value) -> list[PositionRun]:
-        """Return the runs of the positions from `seen` to `length`."""
-        (dense,) = self.kinds
-        return [PositionRun(dense, "each", seen, length)]
+from compiled_kernels.builder.vectors import copy
+from compiled_kernels.paged_attention.mlir_pages import Context, PositionRun
+from compiled_kernels.paged_attention.mlir_shape import SIZES, DecodeAttention
+from compiled_kernels.paged_attention.mlir_softmax import clear, finish, may_see
+from compiled_kernels.paged_attention.mlir_tile import DecodePages, tile, tile_arguments, work
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
@@ -89,7 +56,7 @@ def _chosen(shape: DecodeAttention) -> list[Named]:
 def _walk_arguments(pages: DecodePages) -> list[Named]:
     shape, bounds = pages.shape, indices("line", "begin", "end", "first", "last")
     table = Named("table", shape.flat_type)
-    return [*work(shape, pages.queries_type), *pages.memories, table, *bounds, *_chosen(shape)]
+    return [*work(shape), *pages.memories, table, *bounds, *_chosen(shape)]
 
 
 def walk(pages: DecodePages, name: str) -> None:
@@ -130,7 +97,7 @@ def _visit(run: PositionRun, name: str, given: Mapping[str, Value]) -> None:
     stop = first.below(last).select(last.divided_up(size), start)
 
     def visit(begin: Value, end: Value) -> None:
-        own = {each: given[f"{pages.kind}_{each}"] for each in ("q", "table", "line")}
+        own = {each: given[f"{pages.kind}_{each}"] for each in ("table", "line")}
         bounds = {"begin": begin, "end": end, "first": first, "last": last}
         call_with(f"{name}_{pages.kind}_pages", _walk_arguments(pages), {**given, **own, **bounds})
 
@@ -156,14 +123,10 @@ def item(context: Context, name: str) -> None:
     with function(f"{name}_item", item_arguments(context)) as given:
         partial, row, chunk, length = (given[each] for each in ("partial", "row", "chunk", "length"))
         given |= {each: alloca(shape.types[each]) for each in ("scores", "weights")} | {"position": length - 1}
-        given |= {f"{each.kind}_q": each.queries(given["q"]) for each in context.kinds}
         head = given["group"] * shape.queries_per_kv
         with loop(head, head + shape.queries_per_kv) as turn:
             clear(shape, partial, (row, turn.index, chunk))
-        seen = first_seen(shape, length)
-        if shape.num_sink_tokens:
-            _visit(PositionRun(context.kinds[0], "first", index(0), seen.minimum(shape.num_sink_tokens)), name, given)
-        for run in context.runs(seen, length):
+        for run in context.runs(length):
             _visit(run, name, given)
 
 
@@ -199,27 +162,26 @@ def attention(context: Context, name: str) -> None:
 
 
 def attend_rows(context: Context, operator: str) -> None:
-    """Make @{operator}(q [row, head, dim], pages and their tables (see `Context.memories`), owner of each row, length
-    of each row, (rows, pages of a line of each table)[, chosen pages [row, kv_head, page]], partial[, sink logits],
-    mixed [row, head * dim]), run by all threads at once, with what it calls; `owners` say which lines of the tables a
-    row reads."""
+    """Make @{operator}(q [row, head, dim], pages and their tables (see `Context.memories`), length of each row, (rows,
+    0, pages of a line of each table)[, chosen pages [row, kv_head, page]], partial[, sink logits], mixed [row,
+    head * dim]), run by all threads at once, with what it calls."""
     shape, kinds = context.shape, context.kinds
-    t, each_group, lanes, groups = shape.types, shape.queries_per_kv, shape.columns, shape.num_kv_heads
-    places = [*(Named(each, t["lengths"]) for each in ("owners", "lengths")), Named("sizes", "memref<3xi32>")]
+    t, each_group, groups = shape.types, shape.queries_per_kv, shape.num_kv_heads
+    places = [Named("lengths", t["lengths"]), Named("sizes", SIZES)]
     arguments = [Named("all", t["q"]), *context.memories, *places, *_chosen(shape)[:1], *_results(shape)]
     attention(context, "attend")
     with entry(operator, arguments) as given:
         queries = alloca(t["queries"])
-        rows, *held = (given["sizes"][at].to("index") for at in range(1 + len(kinds)))
+        rows, *held = (given["sizes"][at].to("index") for at in (0, 2, 3)[: 1 + len(kinds)])
         with loop(given["thread"], rows * (groups * shape.chunks), given["threads"]) as turn:
             pair = turn.index // shape.chunks
             group, row = pair % groups, pair // groups
-            with loop(0, each_group) as head, loop(0, shape.head_dim, lanes) as at:
-                query = given["all"].load(lanes, row, group * each_group + head.index, at.index)
-                queries.store(query, head.index, at.index)
-            owner, length = (given[each][row].to("index") for each in ("owners", "lengths"))
+            with loop(0, each_group) as head:
+                taken = row, group * each_group + head.index, 0
+                copy(given["all"], taken, queries, (head.index, 0), shape.head_dim, shape.columns)
+            length = given["lengths"][row].to("index")
             here = {"q": queries, "length": length, "chunk": turn.index % shape.chunks, "group": group, "row": row}
-            here |= {f"{kind.kind}_line": owner * each for kind, each in zip(kinds, held, strict=True)}
+            here |= {f"{kind.kind}_line": row * each for kind, each in zip(kinds, held, strict=True)}
             call_with("attend_item", item_arguments(context), given | here | {"chosen_line": pair * held[0]})
         wait()
         call("attend_merge", [*(given[each.name] for each in _results(shape)), *share(given, rows, 1)])

@@ -17,6 +17,7 @@ BLOCK_POSITIONS = 64  # positions
 QUERIES_TOGETHER = 4  # queries whose sums are in registers at once
 TILE_QUERIES = 64  # queries (tokens times heads) that walk the context together
 ROWS_BOUND = 1 << 20  # rows: a bound for types only
+SIZES = "memref<4xi64>"  # of queries, of a span's positions, of pages in a line of each table
 MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
 
 
@@ -84,6 +85,8 @@ class PagedHeads(HeadShape):
         """Return the shape for queries [token, head, dim] over pages [page, kv_head, offset, dim]. Raises BackendError
         for masks and scores that cannot be traced."""
         rules = parameters.kernel_rules(operator, Backend.MLIR)._asdict()
+        if issubclass(cls, DecodeAttention):
+            more["chunks"] = num_chunks(len(q), pages.shape[1])
         sink_logits = parameters.sink_logits is not None
         scored = {"scale": parameters.scale, "softcap": parameters.softcap, "sink_logits": sink_logits}
         return cls(
@@ -137,7 +140,6 @@ class DecodeAttention(PagedHeads):
         head read."""
         return {
             "q": memref((self.rows, self.num_heads, self.head_dim), self.dtype),
-            "pages": self.pages,
             "table": memref((self.rows, self.max_pages), "i32"),
             "lengths": memref((self.rows,), "i32"),
             "queries": memref((self.queries_per_kv, self.head_dim), self.dtype),
@@ -178,17 +180,18 @@ class SpanAttention(PagedHeads):
         return -(-self.tile_tokens * self.queries_per_kv // QUERIES_TOGETHER) * QUERIES_TOGETHER
 
     @property
+    def flat_type(self) -> str:
+        """Return the type of a page table."""
+        return memref((SIZE_BOUND,), "i32")
+
+    @property
     def types(self) -> dict[str, str]:
-        """Return memref types by name: `sizes` are the numbers of tokens, of positions and of pages; `chosen` which
-        pages each token reads for each key/value head, one after another; `keys` and `values` the new
-        layout, block by block of each key/value head; `found` what each slot of a tile has found, in whole cache
-        lines (of 8, 16, 32 and 64 columns of padding the last alone never cost time, on Zen 3); `weights`
-        those of one block for a few slots."""
+        """Return memref types by name: `chosen` says which pages each token reads for each key/value head, one after
+        another; `keys` and `values` are the new layout, block by block of each key/value head, of each kind of pages;
+        `found` is what each slot of a tile has found, in whole cache lines (of 8, 16, 32 and 64 columns of padding the
+        last alone never cost time, on Zen 3); `weights` are those of one block for a few slots."""
         return {
             "q": memref((SIZE_BOUND, self.num_heads, self.head_dim), self.dtype),
-            "pages": self.pages,
-            "table": memref((SIZE_BOUND,), "i32"),
-            "sizes": memref((3,), "i64"),
             "chosen": memref((SIZE_BOUND,), "i8"),
             "keys": memref((SIZE_BOUND, self.head_dim // self.values_per_element, BLOCK_POSITIONS), self.element_type),
             "values": memref(

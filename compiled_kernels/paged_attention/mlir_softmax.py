@@ -46,18 +46,6 @@ class Keys(NamedTuple):
     visible: Value
 
 
-def in_window(shape: HeadShape, keys: Value, position: Value) -> Value:
-    """Return which positions a query sees: all up to its own, of these the window and the sinks."""
-    here = position.broadcast(keys.lanes)
-    visible = keys.compared("ule", here)
-    if not shape.sliding_window:
-        return visible
-    near = here.below(keys + shape.sliding_window)
-    if shape.num_sink_tokens:
-        near = near | keys.below(shape.num_sink_tokens)
-    return visible & near
-
-
 def first_seen(shape: HeadShape, length: Value) -> Value:
     """Return the first position in the window of the last of `length` positions."""
     return length - length.minimum(shape.sliding_window) if shape.sliding_window else index(0)
@@ -115,7 +103,7 @@ def finish(
         whole = constant(0.0, "f32", lanes)
         for each, part in zip(places, parts, strict=True):
             whole = fma(memory.load(lanes, *each, column), part, whole)
-        out.store(whole.to(shape.dtype), *place[:-1], place[-1] + column)
+        out.store(whole, *place[:-1], place[-1] + column)
 
 
 def _shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], sink: Value | None) -> list[Value]:

@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from compiled_kernels.builder.functions import function
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, counted
 from compiled_kernels.builder.vectors import broadcast_pair
+from compiled_kernels.paged_attention.mlir_pages import Context
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
-from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, in_window
-from compiled_kernels.paged_attention.mlir_tile import ReadPages, attend, products
+from compiled_kernels.paged_attention.mlir_softmax import Keys, Query
+from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadPages, attend, products
 
 
+@dataclass(frozen=True, kw_only=True)
 class Blocks(ReadPages):
-    """The block `at` of `keys` and `values`, whose first position is `start`."""
+    """The block `at` of `keys` and `values`, whose first position is `start`, packed from pages of one kind."""
 
     shape: SpanAttention
+    context: Context
+    pages: DecodePages
 
     def keys(self, queries: Sequence[Query]) -> Iterator[list[Keys]]:
         shape, lanes, given = self.shape, self.shape.lanes, self.given
@@ -38,9 +43,9 @@ class Blocks(ReadPages):
             yield [self._keys(query, *pair) for pair in zip(of_query, starts, strict=True)]
 
     def _keys(self, query: Query, scores: Value, start: int) -> Keys:
-        first = self.given["start"] + start
+        first, length = self.given["start"] + start, query.position + 1
         positions = first.broadcast(self.shape.lanes) + counted(self.shape.lanes)
-        visible = in_window(self.shape, positions, query.position)
+        visible = self.context.read(self.pages, (length, length), positions)
         return Keys(scores, positions, visible & self._chosen(query, first) if self.shape.selected else visible)
 
     def _chosen(self, query: Query, first: Value) -> Value:
@@ -62,8 +67,7 @@ class Blocks(ReadPages):
 
     def keep(self, query: Query, weights: Sequence[Value]) -> None:
         for number, weight in enumerate(weights):
-            memory = self.given["weights"]
-            memory.store(weight.to(memory.element), query.slot, number * self.shape.lanes)
+            self.given["weights"].store(weight, query.slot, number * self.shape.lanes)
 
     def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
         lanes, each = self.shape.columns, self.shape.values_per_element
@@ -92,16 +96,16 @@ def rows_arguments(shape: SpanAttention) -> list[Named]:
     return [*memories, *places, *chosen]
 
 
-def rows(shape: SpanAttention) -> None:
-    """Make @rows (see `rows_arguments`): the next few queries, from `slot` on, of the tile that begins with `token` and
-    has `queries`, over one block. `before` is how many positions the span itself comes after. Slots beyond the tile's
-    last query repeat that query."""
-    share = shape.queries_per_kv
-    with function("rows", rows_arguments(shape)) as given:
+def rows(context: Context, pages: DecodePages) -> None:
+    """Make @{kind}_rows (see `rows_arguments`): the next few queries, from `slot` on, of the tile that begins with
+    `token` and has `queries`, over one block of the pages. `before` is how many positions the span itself comes after.
+    Slots beyond the tile's last query repeat that query."""
+    shape, share = context.shape, context.shape.queries_per_kv
+    with function(f"{pages.kind}_rows", rows_arguments(shape)) as given:
         queries = []
         for number in range(QUERIES_TOGETHER):
             slot = given["slot"] + number
             row = slot.minimum(given["queries"] - 1)
             token, head = given["token"] + row // share, given["group"] * share + row % share
             queries.append(Query(given["before"] + token, head, number, (token, head), (given["found"], (slot,))))
-        attend(Blocks(shape, given), queries)
+        attend(Blocks(shape=shape, given=given, context=context, pages=pages), queries)

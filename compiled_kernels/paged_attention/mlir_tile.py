@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 
 from compiled_kernels.builder.functions import function, loop
 from compiled_kernels.builder.target import Named, indices
-from compiled_kernels.builder.values import Value, constant, counted, fma
-from compiled_kernels.builder.vectors import broadcast_pair, dot_pairs, total, totals
+from compiled_kernels.builder.values import Value, counted, fma
+from compiled_kernels.builder.vectors import dot_pairs
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query, weigh
 
@@ -35,9 +35,9 @@ class ReadPages(ABC):
     def keep(self, query: Query, weights: Sequence[Value]) -> None:
         """Store the weights of the keys, which the values are multiplied with."""
 
-    @abstractmethod
     def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
         """Return sums, for each query a vector from each of the columns on, and the values times the weights."""
+        raise NotImplementedError
 
     def add_values(self, queries: Sequence[Query], factors: Sequence[Value]) -> None:
         """Make sums = sums * factor + weights * values: as many columns at once as there are registers for."""
@@ -87,7 +87,6 @@ def products(
 class DecodePages(ReadPages):
     """Pages that the query heads of one key/value head read together, each a query at the end of its own context."""
 
-    shape: DecodeAttention
     kind: ClassVar[str]  # in names of functions
 
     @property
@@ -96,13 +95,14 @@ class DecodePages(ReadPages):
         """Return the memories that keys and values lie in."""
 
     @property
-    def queries_type(self) -> str:
-        """Return the type of the memory of queries."""
-        return self.shape.types["queries"]
+    def positions_together(self) -> int:
+        """Return how many positions of a page `pack` packs: where one of them was written, all were."""
+        return 1
 
-    def queries(self, q: Value) -> Value:
-        """Return the queries of one key/value head as they are read."""
-        return q
+    @abstractmethod
+    def pack(self, key: Value) -> None:
+        """Pack keys and values from `offset` of `page` on into block `at`, the first as number `key` of its positions:
+        into `keys` [at, dim, key] and `values` [at, key, dim]."""
 
     @abstractmethod
     def score(self, queries: Sequence[Query]) -> None:
@@ -129,16 +129,16 @@ class DecodePages(ReadPages):
             self.given["scores"].store(weight, query.slot, number * self.shape.lanes)
 
 
-def work(shape: DecodeAttention, queries: str) -> list[Named]:
+def work(shape: DecodeAttention) -> list[Named]:
     """Return the arguments that an item's functions share: the queries of the group, where their sums go, and room for
     scores and weights."""
     memories = [Named(name, shape.types[name]) for name in ("partial", "scores", "weights")]
-    return [Named("q", queries), *memories, *indices("row", "group", "chunk", "position")]
+    return [Named("q", shape.types["queries"]), *memories, *indices("row", "group", "chunk", "position")]
 
 
 def tile_arguments(pages: DecodePages) -> list[Named]:
     page = indices("page", "next", "from", "to", "base")
-    return [*work(pages.shape, pages.queries_type), *pages.memories, *page]
+    return [*work(pages.shape), *pages.memories, *page]
 
 
 def tile(pages: DecodePages, name: str) -> None:
@@ -155,87 +155,3 @@ def tile(pages: DecodePages, name: str) -> None:
                 found = given["partial"], (given["row"], head, given["chunk"])
                 queries.append(Query(given["position"], head, number - first, (number,), found))
             attend(bound, queries)
-
-
-class ReadDensePages(DecodePages):
-    """Keys and values as they were computed: pools [page, group, offset, dim] `k` and `v`."""
-
-    kind = "dense"
-
-    @property
-    def memories(self) -> list[Named]:
-        return [Named("k", self.shape.pages), Named("v", self.shape.pages)]
-
-    def score(self, queries: Sequence[Query]) -> None:
-        shape, pairs = self.shape, self.shape.uses_bf16_pairs
-        width = 32 if pairs else shape.columns
-        columns = range(0, shape.head_dim, width)
-        numbers = [[self._factors(self.given["q"].load(width, *each.place, at)) for at in columns] for each in queries]
-        begin, end, scores = self.given["from"], self.given["to"], self.given["scores"]
-        zero = constant(0.0, "f32", 16 if pairs else width)
-
-        def score(query: list[Value], key: Iterable[Value]) -> Value:
-            found = zero
-            for a, b in zip(query, key, strict=True):
-                found = multiply_add(found, a, b)
-            return found
-
-        if pairs and shape.page_size % 16 == 0:  # sums across lanes of 16 keys are taken together
-            with loop(begin // 16 * 16, end, 16) as run:  # may reach beyond the offsets in use: such scores are ignored
-                keys = [run.index + i for i in range(16)]
-                for key in keys:
-                    self._prefetch("k", key)
-                for query, parts in zip(queries, numbers, strict=True):
-                    found = [score(parts, (self._read("k", key, at, 32) for at in columns)) for key in keys]
-                    scores.store(totals(found), query.slot, run.index)
-            return
-        with loop(begin, end) as offset:
-            self._prefetch("k", offset.index)
-            key = [self._factors(self._read("k", offset.index, at, width)) for at in columns]
-            for query, parts in zip(queries, numbers, strict=True):
-                scores[query.slot, offset.index] = total(score(parts, key))
-
-    def _factors(self, loaded: Value) -> Value:
-        return loaded if self.shape.uses_bf16_pairs else loaded.to("f32")
-
-    def _read(self, memory: str, offset: Value, column: int, lanes: int) -> Value:
-        return self.given[memory].load(lanes, self.given["page"], self.given["group"], offset, column)
-
-    def _prefetch(self, memory: str, offset: Value) -> None:
-        """Ask for what the next page holds at `offset`, a cache line at a time: pages lie anywhere, and between two of
-        them the processor would have nothing under way."""
-        for at in range(0, self.shape.head_dim, 16 if self.shape.dtype == "f32" else 32):
-            self.given[memory].prefetch(self.given["next"], self.given["group"], offset, at)
-
-    def keep(self, query: Query, weights: Sequence[Value]) -> None:
-        super().keep(query, weights)
-        for number, weight in enumerate(weights if self.shape.uses_bf16_pairs else ()):
-            self.given["weights"].store(weight.to("bf16"), query.slot, number * self.shape.lanes)
-
-    def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
-        begin, end, lanes = self.given["from"], self.given["to"], self.shape.columns
-        scores, weights = self.given["scores"], self.given["weights"]
-
-        def pairs(offset: Value) -> Iterator[tuple[list[Value], list[Value]]]:
-            yield self._woven(offset, columns), [broadcast_pair(weights.load(2, each.slot, offset)) for each in queries]
-
-        def singles(offset: Value) -> Iterator[tuple[list[Value], list[Value]]]:
-            self._prefetch("v", offset)
-            values = [self._read("v", offset, at, lanes).to("f32") for at in columns]
-            yield values, [scores[each.slot, offset].broadcast(lanes) for each in queries]
-
-        if self.shape.uses_bf16_pairs and len(columns) % 2 == 0:
-            last = end - (end - begin) % 2
-            begin, sums = last, products((begin, last, 2), sums, pairs)
-        return products((begin, end, 1), sums, singles)
-
-    def _woven(self, offset: Value, columns: Sequence[int]) -> list[Value]:
-        """Return the values of two keys as pairs, 16 columns a vector; two such come from one load of each key."""
-        keys, values = (offset, offset + 1), []
-        for key in keys:
-            self._prefetch("v", key)
-        for column in columns[::2]:
-            first, second = (self._read("v", key, column, 32) for key in keys)
-            for half in (0, 16):
-                values.append(first.shuffle(second, [at + side for at in range(half, half + 16) for side in (0, 32)]))
-        return values

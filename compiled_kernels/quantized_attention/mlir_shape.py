@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from compiled_kernels.builder.target import SIZE_BOUND, Target, largest_divisor, memref
-from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
+from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention, PagedHeads, SpanAttention
 from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantFormat, codes_per_word
 
@@ -84,8 +84,8 @@ class QuantizedLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizedAttention(DecodeAttention):
-    """Queries over quantized keys and values in quantized pages, and over the others in pages of `dtype`."""
+class QuantizedHeads(PagedHeads):
+    """Query heads over quantized keys and values in quantized pages, and over the others in pages of `dtype`."""
 
     layout: QuantizedLayout
 
@@ -102,3 +102,13 @@ class QuantizedAttention(DecodeAttention):
     def value_operand(self) -> QuantizedOperand:
         columns = self.layout.columns_per_scale
         return self._operand(self.layout.value_format, self.page_size, self.head_dim, columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedAttention(QuantizedHeads, DecodeAttention):
+    """Rows that read quantized pages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedSpan(QuantizedHeads, SpanAttention):
+    """A span that reads quantized pages."""

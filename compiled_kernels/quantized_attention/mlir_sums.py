@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from compiled_kernels.builder.functions import alloca, loop
-from compiled_kernels.builder.target import Named, memref
-from compiled_kernels.builder.values import Value, constant, fma, rounded
-from compiled_kernels.builder.vectors import copy, dot_bytes, total
+from compiled_kernels.builder.target import Named, largest_divisor
+from compiled_kernels.builder.values import Value, constant, fma, index, rounded
+from compiled_kernels.builder.vectors import dot_bytes, total
+from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS
 from compiled_kernels.paged_attention.mlir_softmax import Query
 from compiled_kernels.paged_attention.mlir_tile import DecodePages, products
-from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedOperand
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedOperand
 from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
 LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number whose halves are both signed bytes
@@ -28,13 +29,13 @@ NIBBLES = 0x0F0F0F0F
 
 Weight = Callable[[Query, int], Value]  # of a query from a column on: a vector of float32, `folds` long
 Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a run's first number, and the run's sums
+Stretch = tuple[Value, Value, int]  # where numbers lie in a page, where they go to in a block, how many they are
 
 
 class ReadQuantizedPages(DecodePages):
     """Keys and values as codes with scales and minima (see quantize.py). Every offset of a page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
 
-    shape: QuantizedAttention
     kind = "quantized"
 
     @property
@@ -43,29 +44,45 @@ class ReadQuantizedPages(DecodePages):
         return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, kinds, strict=True)]
 
     @property
-    def queries_type(self) -> str:
-        return memref((self.shape.queries_per_kv, self.shape.head_dim), "f32")
-
-    def queries(self, q: Value) -> Value:
-        floats = alloca(self.queries_type)
-        with loop(0, self.shape.queries_per_kv) as head:
-            copy(q, (head.index, 0), floats, (head.index, 0), self.shape.head_dim, self.shape.columns)
-        return floats
-
-    @property
     def _sides(self) -> dict[str, QuantizedOperand]:
         return {"k": self.shape.key_operand, "v": self.shape.value_operand}
 
     def bound(self, given: dict[str, Value]) -> Self:
         return super().bound(given | {f"{name}_folded": alloca(side.folded) for name, side in self._sides.items()})
 
+    @property
+    def positions_together(self) -> int:
+        return largest_divisor(self.shape.layout.rule.quant_group, BLOCK_POSITIONS)
+
+    def pack(self, key: Value) -> None:
+        zero = index(0)
+        head, positions = (zero, zero, self.shape.head_dim), (self.given["offset"], key, self.positions_together)
+        self._pack_numbers("k", "keys", head, positions)
+        self._pack_numbers("v", "values", positions, head)
+
+    def _pack_numbers(self, name: str, memory: str, summed: Stretch, kept: Stretch) -> None:
+        """Pack the numbers that codes stand for: minimum + scale * code."""
+        side, given, page = self._sides[name], self.given, (self.given["page"], self.given["group"])
+        (row, to_row, height), (column, to_column, width) = summed, kept
+        lanes, codes, each = side.lanes, side.codes_per_word, self.shape.values_per_element
+        with loop(0, height, codes) as down, loop(0, width, lanes) as along:
+            first, at, numbers = row + down.index, column + along.index, []
+            word = given[f"{name}c"].load(lanes, *page, first // codes, at)
+            for code in range(codes):
+                place = *page, at // side.numbers_per_scale, first + code
+                scale, minimum = (given[name + part][place].to("f32").broadcast(lanes) for part in "sm")
+                unit, least = (HALF_WAY, scale.like(0.0)) if side.format == "fp8" else (1.0, minimum)
+                numbers.append(fma(_number(side, word, code) * unit, scale * unit, least))
+            for i in range(0, codes, each):
+                element = numbers[i] if each == 1 else _pairs(*numbers[i : i + 2])
+                given[memory].store(element, given["at"], (to_row + down.index + i) // each, to_column + along.index)
+
     def score(self, queries: Sequence[Query]) -> None:
         q, scores, folds = self.given["q"], self.given["scores"], self.shape.key_operand.folds
-
-        def keep(query: Query, offset: Value, found: Value) -> None:
-            scores.store(found, query.slot, offset)
-
-        self._weighted_sums("k", queries, lambda query, column: q.load(folds, *query.place, column), keep)
+        self._weighted_sums(
+            "k", queries, lambda query, at: q.load(folds, *query.place, at).to("f32"),
+            lambda query, offset, found: scores.store(found, query.slot, offset),
+        )  # fmt: skip
 
     def add_values(self, queries: Sequence[Query], factors: Sequence[Value]) -> None:
         side, scores, of_slot = self.shape.value_operand, self.given["scores"], list(factors)
@@ -76,9 +93,6 @@ class ReadQuantizedPages(DecodePages):
             memory.store(fma(before, of_slot[query.slot].broadcast(side.lanes), found), *place, column)
 
         self._weighted_sums("v", queries, lambda query, at: scores.load(side.folds, query.slot, at), join)
-
-    def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
-        raise NotImplementedError("columns of quantized values come in runs of one scale: see `add_values`")
 
     def _weighted_sums(self, name: str, queries: Sequence[Query], weight: Weight, take: Take) -> None:
         """Make for every query and every number kept the sum of weight * (minimum + scale * code) over all that is
@@ -155,12 +169,11 @@ class ReadQuantizedPages(DecodePages):
     def _exact_sums(self, name: str, queries: Sequence[Query], kept: Sequence[Value]) -> list[Value]:
         """Return sums of one code at a time, as float32."""
         side, folded = self._sides[name], self.given[f"{name}_folded"]
-        number = _e4m3 if side.format == "fp8" else _integer
 
         def steps(word: Value) -> Iterable[tuple[list[Value], list[Value]]]:
             loaded, first = self._words(name, kept, word), word * side.codes_per_word
             for code in range(side.codes_per_word):
-                numbers = [number(side, each, code) for each in loaded]
+                numbers = [_number(side, each, code) for each in loaded]
                 yield numbers, [folded[query.slot, first + code].broadcast(side.lanes) for query in queries]
 
         zero = constant(0.0, "f32", side.lanes)
@@ -184,14 +197,17 @@ def _fixed(memory: Value, slot: int, numbers: Sequence[Value]) -> Value:
     return largest * (1 / LARGEST)
 
 
-def _integer(side: QuantizedOperand, word: Value, code: int) -> Value:
-    """Return the code of that number in every word, as float32."""
-    return ((word >> (8 * (code % 4) + 4 * (code // 4))) & (255 if side.format == "int8" else 15)).to("f32")
+def _pairs(*halves: Value) -> Value:
+    """Return two vectors of numbers as one of pairs of bfloat16, each in 32 bits."""
+    low, high = (each.to("bf16").bits("i16").to("i32", signed=False) for each in halves)
+    return low | high << 16
 
 
-def _e4m3(_side: QuantizedOperand, word: Value, code: int) -> Value:
-    """Return the byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and
-    fraction are moved to their places in float32."""
+def _number(side: QuantizedOperand, word: Value, code: int) -> Value:
+    """Return the code of that number in every word, as float32; of e4m3 one that is 2**120 times too small: sign,
+    exponent and fraction are moved to their places in float32."""
+    if side.format != "fp8":
+        return ((word >> (8 * (code % 4) + 4 * (code // 4))) & (255 if side.format == "int8" else 15)).to("f32")
 
     def moved(bits: int, by: int) -> Value:
         return (word << by if by >= 0 else word >> -by) & bits

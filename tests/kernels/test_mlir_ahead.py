@@ -137,9 +137,9 @@ RUN = [
 
 
 @contextmanager
-def nothing_remembered(module: ModuleType) -> Iterator[None]:
-    """Kernels that a module has compiled are forgotten before and after."""
-    own = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+def nothing_remembered(*modules: ModuleType) -> Iterator[None]:
+    """Kernels that modules have compiled are forgotten before and after."""
+    own = [each for one in modules for each in vars(one).values() if getattr(each, "__module__", "") == one.__name__]
     caches = [each for each in own if hasattr(each, "cache_clear")]
     assert caches
     for cache in caches:
@@ -161,10 +161,11 @@ def test_kernels_are_right_on_aarch64(
     suite = suite_of(operator)
     package = suite.input_maker.__module__.rpartition(".")[0]
     module = importlib.import_module(f"{package}.mlir")
-    monkeypatch.setattr(module, "compile_entry", lambda name, _, emit: emulated.Emulated(tmp_path, text_of(emit), name))
-    for each in (module, paged_attention):  # whose call quantized_attention makes
-        monkeypatch.setattr(each, "BoundCall", emulated.call, raising=each is not module)
-    with limited_to(Level.V3), nothing_remembered(module):
+    kernel = {"compile_entry": lambda name, _, emit: emulated.Emulated(tmp_path, text_of(emit), name)}
+    for each in (module, paged_attention):  # whose kernels and calls quantized_attention shares
+        for name, changed in (kernel | {"BoundCall": emulated.call}).items():
+            monkeypatch.setattr(each, name, changed, raising=each is not module)
+    with limited_to(Level.V3), nothing_remembered(module, paged_attention):
         assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None
 
 
