@@ -185,6 +185,11 @@ def file_of(model: str) -> Path | None:
     return found.resolve() if found.suffix == ".gguf" else None
 
 
+def default_format(model: str) -> str:
+    """Return the format of the weights where none is asked for."""
+    return "bfloat16" if file_of(model) is None else FILE
+
+
 def _checked(
     model: str, file: Path | None, formats: Sequence[str], rounds: int, repetitions: int, threads: int
 ) -> ModelSpec:

@@ -136,12 +136,11 @@ def _peers(
 
     find_in_checkout("benchmarks/peers", "bench: --peers")
     from benchmarks.peers.catalog import interpreters
-    from benchmarks.peers.run import file_of, run_peers
+    from benchmarks.peers.run import default_format, run_peers
     from benchmarks.peers.table import peers_markdown, peers_tables, write_record
     from benchmarks.peers.works import parse_workloads
     from workbench.files import cache_directory
 
-    formats = ("bfloat16" if file_of(model) is None else "file") if chosen == "auto" else chosen
     written: list[Path] = []
 
     def keep(record: dict[str, Any]) -> None:
@@ -152,8 +151,9 @@ def _peers(
 
     with backend_errors(), progress_stages(format is not OutputFormat.JSON) as tell:
         record = run_peers(
-            model, parse_workloads(work or ["all"]), (formats,), folder=cache_directory() / "peers", rounds=rounds,
-            repetitions=repetitions, threads=threads or torch.get_num_threads(), backends=(backend,), peers=peer,
+            model, parse_workloads(work or ["all"]), (default_format(model) if chosen == "auto" else chosen,),
+            folder=cache_directory() / "peers", rounds=rounds, repetitions=repetitions,
+            threads=threads or torch.get_num_threads(), backends=(backend,), peers=peer,
             pythons=interpreters(peer_python or ()), on_progress=tell, on_round=keep,
         )  # fmt: skip
     for path in written:
