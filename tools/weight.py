@@ -37,9 +37,9 @@ class Weight(NamedTuple):
 # The most that each room may weigh: at the start what it weighed, rounded up to 500 nodes, 50 lines, 1,000 bytes.
 # No bound rises except where an issue says so: write that beside it.
 BOUNDS: dict[str, Weight] = {
-    "benchmarks": Weight(19_500),  # 19,000 before 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
-    # Issue 37 asks for 140,000, of which one product reached this; attention is walked in four ways (issue 38).
-    "compiled_kernels": Weight(155_700),
+    "benchmarks": Weight(19_700),  # 19,000 before 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
+    # Issue 37 asks for 140,000, of which one product and two walks over pages (issue 38) reached this.
+    "compiled_kernels": Weight(155_600),
     "docs": Weight(500, 100),
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from benchmarks.peers.catalog import DENSE_FORMATS, FILE
+from compiled_kernels.linear.int8_activations import rounded_to_int8
 from workbench.model.hf.weights import random_weights
-from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.oracle import naive
@@ -35,8 +36,8 @@ class LogitsReference:
     The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (oracle/naive.py) in
     bfloat16 with the weights rounded to that format (float32: against float64), plus `ROUNDING_FLOOR`, at most
     `MAX_RELATIVE_ERROR`. On random weights INT4 alone has an error of half the logits' size, so that bound is weak: a
-    peer's dense weights are compared too. Beside a file the plain computation has weights and what enters their
-    products in INT8, for llama.cpp rounds the latter so. `state` has the weights where `seed` does not draw them."""
+    peer's dense weights are compared too. Beside a file the plain computation rounds what enters products to INT8 in
+    blocks of columns, as llama.cpp does. `state` has the weights where `seed` does not draw them."""
 
     def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str], state: Mapping[str, Tensor] | None = None):
         self.prompt = prompt_of(spec.vocab_size, seed)
@@ -56,9 +57,9 @@ class LogitsReference:
         if format == "float32":
             return _last(spec, state, ids, torch.float64)
         if format == FILE:
-            state = {name: values.bfloat16() for name, values in state.items()}
-            model = Transformer.from_state(spec, state, format=WeightFormat.parse("int8", activations="int8"))
-            return naive.logits(model, ids)[-1].double()
+            in_blocks: Callable[..., Tensor] = lambda _, x, matrix: rounded_to_int8(x, by_row=False)  # noqa: E731
+            with mock.patch.object(naive.Weights, "entering", in_blocks):
+                return _last(spec, state, ids, torch.bfloat16)
         rounded = {name: round_to_format(format, values) for name, values in state.items()}
         return _last(spec, rounded, ids, torch.bfloat16)
 

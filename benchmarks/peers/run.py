@@ -72,6 +72,8 @@ def run_peers(
         on_round: Called with the record so far after each round.
     """
     file = file_of(model)
+    if file is not None and (changed := [name for name in settings or {} if "weight" in name]):
+        raise WorkbenchError(f"{', '.join(changed)}: each tool reads {file.name} as it stores its weights")
     spec = _checked(model, file, formats, rounds, repetitions, threads)
     state = None if file is None else load_weights(file, spec, torch.float32)
     workloads, pythons = standard_workloads() if workloads is None else workloads, pythons or {}
@@ -174,6 +176,8 @@ class _PeerBench:
                 environment=peer.environment,
             )  # fmt: skip
             answer["weights"] = weights
+            if self.exports.file is not None:  # records name no place of this machine
+                answer["reason"] = answer.get("reason", "").replace(str(model), model.name)
         if answer["status"] == "absent":
             answer["reason"] += f"; install: {peer.install}"
         return answer
@@ -185,9 +189,14 @@ def file_of(model: str) -> Path | None:
     return found.resolve() if found.suffix == ".gguf" else None
 
 
-def default_format(model: str) -> str:
-    """Return the format of the weights where none is asked for."""
-    return "bfloat16" if file_of(model) is None else FILE
+def asked_format(model: str, dtype: str, weights: str) -> str:
+    """Return the format of what `workbench bench` is asked for. Raises WorkbenchError where its options contradict."""
+    own = weights in ("auto", "dense")
+    if not own and dtype not in ("auto", "bfloat16"):
+        raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
+    if file_of(model) is not None and dtype == weights == "auto":
+        return FILE
+    return "bfloat16" if own and dtype == "auto" else dtype if own else weights
 
 
 def _checked(

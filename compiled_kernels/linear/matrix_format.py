@@ -1,7 +1,7 @@
 """The ways in which a matrix is stored: dense, or as codes of few bits with scales, and minima where there are such.
 
-Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`; of these Q4_0 and
-Q4_1 are INT4 by 32, without and with minima.
+Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`; but Q4_0 and Q4_1
+are INT4 by 32, without and with minima.
 """
 
 from __future__ import annotations

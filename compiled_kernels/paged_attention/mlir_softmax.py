@@ -1,5 +1,5 @@
-"""Define what attention means, for every walk: which keys a query sees, their logits, the running softmax, and what is
-left of the sums at last."""
+"""Define what attention means, for every walk: where a window begins, logits, the running softmax, and what is left of
+the sums at last. Which pages a query reads is a context's (mlir_pages.py)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ columns of values), and one number of a query (or one weight) is spread over it:
 Then tiles of queries walk the blocks they may see with a running softmax (FlashAttention, Dao et al. 2022). Where the
 processor multiplies pairs of bfloat16, a vector's element is a pair: two columns of a key, two keys' values.
 
-    @paged_attention:  @pack for each block of each KV head | for each tile:  @rows for each block, then finished
+    @{operator}:  @{kind}_pack for each block of each KV head | for each tile:  @{kind}_rows for each block
 """
 
 from __future__ import annotations

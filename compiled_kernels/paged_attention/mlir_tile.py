@@ -85,7 +85,8 @@ def products(
 
 
 class DecodePages(ReadPages):
-    """Pages that the query heads of one key/value head read together, each a query at the end of its own context."""
+    """Pages of one kind: what decodes read of them, for the query heads of one key/value head together, and what a span
+    packs of them."""
 
     kind: ClassVar[str]  # in names of functions
 

@@ -187,6 +187,8 @@ def test_a_file_is_read_by_each_tool_as_it_lies(tmp_path: Path) -> None:
     }
     assert record["model"]["name"] == "demo.Q8_0" and str(tmp_path) not in json.dumps(record)
     assert {run["weights"] for run in record["runs"]} == {"weights as demo.Q8_0.gguf stores them"}
+    refuses("weight_group: each tool reads demo.Q8_0.gguf as it stores", run_peers, str(path), WORKS, ("file",),
+            folder=tmp_path, **settings, settings={"weight_group": 64})  # fmt: skip
     refuses("no format 'int8'; known: file", run_peers, str(path), WORKS, ("int8",), folder=tmp_path, **settings)
 
 

@@ -161,7 +161,7 @@ MODELS: dict[str, Requirements] = {
     **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
     # Compiled backends run only what shows something new: where this model is allowed, none of the next.
     "each matrix in words of its own": model(
-        *[WIDEST] * -(-len(IN_WORDS) // 4), hidden_size=256, weights=WeightFormat(own=IN_TURN)
+        *[WIDEST] * -(-len(IN_WORDS) // 4), hidden_size=256, weights=WeightFormat(head=IN_WORDS["q6_k"], own=IN_TURN)
     ),
     **{name: model(WIDEST, weights=WeightFormat(own, own), hidden_size=256) for name, own in IN_WORDS.items()},
     "rows in several formats": model(WIDE, weights=WeightFormat(own=(("blocks.0.attention.qkv.weight", STACKED),))),

@@ -76,10 +76,7 @@ def bench(
     if peers:
         if format is OutputFormat.CSV:
             raise WorkbenchError("--format csv: peers have table, md and json")
-        if weights not in ("auto", "dense") and dtype not in ("auto", "bfloat16"):
-            raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
-        chosen = dtype if weights in ("auto", "dense") else weights
-        _peers(model, chosen, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
+        _peers(model, dtype, weights, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
         return
     from workbench.bench import model_table as bench_text
     from workbench.bench.model import bench as run_bench
@@ -128,7 +125,7 @@ def _refuse_options(options: set[str], peers: bool) -> None:
 
 
 def _peers(
-    model: str, chosen: str, backend: str, threads: int | None, rounds: int, repetitions: int,
+    model: str, dtype: str, weights: str, backend: str, threads: int | None, rounds: int, repetitions: int,
     peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: OutputFormat,
     out: Path | None,
 ) -> None:  # fmt: skip
@@ -136,7 +133,7 @@ def _peers(
 
     find_in_checkout("benchmarks/peers", "bench: --peers")
     from benchmarks.peers.catalog import interpreters
-    from benchmarks.peers.run import default_format, run_peers
+    from benchmarks.peers.run import asked_format, run_peers
     from benchmarks.peers.table import peers_markdown, peers_tables, write_record
     from benchmarks.peers.works import parse_workloads
     from workbench.files import cache_directory
@@ -145,13 +142,14 @@ def _peers(
 
     def keep(record: dict[str, Any]) -> None:
         if out is not None:
-            for before in written:  # of fewer rounds
-                before.unlink()
+            fewer_rounds = [*written]
             written[:] = [write_record(record, out)]
+            for each in fewer_rounds:
+                each.unlink(missing_ok=True)
 
     with backend_errors(), progress_stages(format is not OutputFormat.JSON) as tell:
         record = run_peers(
-            model, parse_workloads(work or ["all"]), (default_format(model) if chosen == "auto" else chosen,),
+            model, parse_workloads(work or ["all"]), (asked_format(model, dtype, weights),),
             folder=cache_directory() / "peers", rounds=rounds, repetitions=repetitions,
             threads=threads or torch.get_num_threads(), backends=(backend,), peers=peer,
             pythons=interpreters(peer_python or ()), on_progress=tell, on_round=keep,

@@ -144,7 +144,7 @@ class WeightFormat:
             for _, format in self.rows_of(stored_name(name, spec, self), shape):
                 problem = format.problem(shape[-1])
                 if stack and format.group and shape[-1] % format.group:
-                    problem = f"groups of {format.group} of experts do not divide"
+                    problem = f"groups of {format.group} in stacks of experts do not divide"
                 if problem:
                     setting = "weight_group, or expert_weights: dense" if stack else "weight_group"
                     raise WorkbenchError(f"{spec.name}: {name}: {problem} {shape[-1]} columns; set {setting}")

@@ -34,9 +34,11 @@ class Workbench:
             **WEIGHTS.get(job["format"], {}),
             **options["settings"],
         }
-        self.runner = workbench.load(options["model"], **settings)
+        lines: list[str] = []
+        self.runner = workbench.load(options["model"], report=lines.append, **settings)
         passed = [f"{name} {settings[name]}" for name in PASSED_SETTINGS if name in settings]
-        self.how = ", ".join([*passed, f"backend {self.runner.core.backends}"])
+        widened = [line for line in lines if "widened" in line]
+        self.how = ", ".join([*passed, f"backend {self.runner.core.backends}", *widened])
 
     @property
     def artifacts(self) -> dict[str, str]:

@@ -236,6 +236,7 @@ def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> No
     format = WeightFormat.parse("int4", "int4", 32)
     assert own == WeightFormat(format.blocks, format.blocks, embedding=format.blocks) and not reasons
     dense = Transformer.from_state(spec, load_weights(file, spec, torch.float32))
+    assert not cost_of_widening(checkpoint, wanted, False, own, torch.float32, reasons)
     (said,) = cost_of_widening(checkpoint, wanted, False, format, torch.float32, reasons)  # the embedding
     assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
     for each in (own, format):

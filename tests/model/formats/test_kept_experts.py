@@ -179,7 +179,7 @@ def test_settings_quantize_experts(tmp_path: Path) -> None:
 def test_groups_must_divide_experts(tmp_path: Path) -> None:
     random_checkpoint("qwen3_moe", SIZES | {"moe_intermediate_size": 48}).save_pretrained(tmp_path / "m")
     add_tokenizer(tmp_path / "m")
-    with pytest.raises(WorkbenchError, match="down: groups of 32 of experts do not divide 48 columns"):
+    with pytest.raises(WorkbenchError, match="down: groups of 32 in stacks of experts do not divide 48 columns"):
         load(tmp_path / "m", [], weights="int4", weight_group=32)
     assert load(tmp_path / "m", [], weights="int4", weight_group=32, expert_weights="dense")
 

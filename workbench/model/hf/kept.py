@@ -26,7 +26,7 @@ from workbench.model.quantized import DENSE_MATRICES, Rows, WeightFormat, is_exp
 
 Wanted = Mapping[str, StoredParameter]
 Refuses = Callable[[MatrixFormat], str | None]  # why no product multiplies from a format; None where one does
-BY_ACTIVATION = "its groups hold columns in the order of activations, which are not neighbours"
+BY_ACTIVATION = "a group of its columns lies scattered over the row, in the order of activations"
 REORDERED = "its file stores its columns in another order"
 MAX_GROUP = 128  # columns of a group that a kernel walks at once; larger ones are split
 
@@ -170,7 +170,7 @@ def kept_matrix(
     return KeptMatrix(tuple(runs))
 
 
-NO_MATRIX = "no product multiplies by it"
+NO_MATRIX = "it is multiplied as a dense tensor"
 
 
 def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
