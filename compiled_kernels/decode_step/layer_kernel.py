@@ -19,7 +19,7 @@ from compiled_kernels.linear.rows import RowByRow, by_row
 from compiled_kernels.page_selection.mlir import summary_arguments
 from compiled_kernels.paged_attention.mlir_pages import Context
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
-from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
+from compiled_kernels.quantized_attention.mlir_context import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 
 AnyProduct = RowByRow | FewRows

@@ -22,7 +22,7 @@ from compiled_kernels.builder.vectors import copy
 from compiled_kernels.paged_attention.mlir_pages import Context, PositionRun
 from compiled_kernels.paged_attention.mlir_shape import SIZES, DecodeAttention
 from compiled_kernels.paged_attention.mlir_softmax import clear, finish, may_see
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, tile, tile_arguments, work
+from compiled_kernels.paged_attention.mlir_tile import PageKind, tile, tile_arguments, work
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
@@ -53,13 +53,13 @@ def _chosen(shape: DecodeAttention) -> list[Named]:
     return [Named("chosen", shape.types["chosen"]), *indices("chosen_line")] * shape.selected
 
 
-def _walk_arguments(pages: DecodePages) -> list[Named]:
+def _walk_arguments(pages: PageKind) -> list[Named]:
     shape, bounds = pages.shape, indices("line", "begin", "end", "first", "last")
     table = Named("table", shape.flat_type)
     return [*work(shape), *pages.memories, table, *bounds, *_chosen(shape)]
 
 
-def walk(pages: DecodePages, name: str) -> None:
+def walk(pages: PageKind, name: str) -> None:
     """Make @{name}_{kind}_pages (see `_walk_arguments`): the tile of every page from begin to end that is chosen, and
     in which the query at `position` may see a key, cut to the positions from first to last. Page numbers stand in the
     `table` from `line` on."""

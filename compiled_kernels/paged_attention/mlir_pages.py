@@ -12,10 +12,10 @@ from compiled_kernels.builder.target import Named, largest_divisor
 from compiled_kernels.builder.values import Value, constant, index
 from compiled_kernels.builder.vectors import broadcast_pair, total, totals
 from compiled_kernels.paged_attention.mlir_softmax import Query, first_seen
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, multiply_add, products
+from compiled_kernels.paged_attention.mlir_tile import PageKind, multiply_add, products
 
 
-class ReadDensePages(DecodePages):
+class ReadDensePages(PageKind):
     """Keys and values as they were computed: pools [page, group, offset, dim] `k` and `v`."""
 
     kind = "dense"
@@ -121,7 +121,7 @@ class PositionRun(NamedTuple):
     """Positions from `first` to `last` that a query reads from pages of one kind. Where contexts are split into chunks,
     each chunk reads its part of them, or one chunk all."""
 
-    pages: DecodePages
+    pages: PageKind
     chunk: Literal["each", "first", "last"]
     first: Value
     last: Value
@@ -134,7 +134,7 @@ class Context:
     shape: Any
 
     @property
-    def kinds(self) -> tuple[DecodePages, ...]:
+    def kinds(self) -> tuple[PageKind, ...]:
         """Return the kinds of pages, each with a page table of its own."""
         return (ReadDensePages(self.shape),)
 
@@ -155,7 +155,7 @@ class Context:
         (dense,) = self.kinds
         return [PositionRun(dense, "each", seen, length)]
 
-    def read(self, pages: DecodePages, lengths: tuple[Value, Value], position: Value, count: int = 1) -> Value:
+    def read(self, pages: PageKind, lengths: tuple[Value, Value], position: Value, count: int = 1) -> Value:
         """Return whether some query reads one of `count` positions from `position` (a number or a vector) on from
         these pages: queries at the end of as many positions as `lengths`, the least and the most, say."""
         found = []

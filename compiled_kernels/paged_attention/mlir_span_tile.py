@@ -13,7 +13,7 @@ from compiled_kernels.builder.vectors import broadcast_pair
 from compiled_kernels.paged_attention.mlir_pages import Context
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import Keys, Query
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, ReadPages, attend, products
+from compiled_kernels.paged_attention.mlir_tile import PageKind, ReadPages, attend, products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Blocks(ReadPages):
 
     shape: SpanAttention
     context: Context
-    pages: DecodePages
+    pages: PageKind
 
     def keys(self, queries: Sequence[Query]) -> Iterator[list[Keys]]:
         shape, lanes, given = self.shape, self.shape.lanes, self.given
@@ -96,7 +96,7 @@ def rows_arguments(shape: SpanAttention) -> list[Named]:
     return [*memories, *places, *chosen]
 
 
-def rows(context: Context, pages: DecodePages) -> None:
+def rows(context: Context, pages: PageKind) -> None:
     """Make @{kind}_rows (see `rows_arguments`): the next few queries, from `slot` on, of the tile that begins with
     `token` and has `queries`, over one block of the pages. `before` is how many positions the span itself comes after.
     Slots beyond the tile's last query repeat that query."""

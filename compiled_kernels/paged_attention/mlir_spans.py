@@ -20,19 +20,19 @@ from compiled_kernels.paged_attention.mlir_pages import Context
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SIZES, SpanAttention
 from compiled_kernels.paged_attention.mlir_softmax import clear, finish, may_see
 from compiled_kernels.paged_attention.mlir_span_tile import rows, rows_arguments
-from compiled_kernels.paged_attention.mlir_tile import DecodePages
+from compiled_kernels.paged_attention.mlir_tile import PageKind
 
 
 def _named(shape: SpanAttention, *names: str) -> list[Named]:
     return [Named(name, shape.types[name]) for name in names]
 
 
-def _pack_arguments(shape: SpanAttention, pages: DecodePages) -> list[Named]:
+def _pack_arguments(shape: SpanAttention, pages: PageKind) -> list[Named]:
     places = indices("group", "at", "start", "before", "context")
     return [*pages.memories, Named("table", shape.flat_type), *_named(shape, "keys", "values"), *places]
 
 
-def pack(context: Context, pages: DecodePages) -> None:
+def pack(context: Context, pages: PageKind) -> None:
     """Make @{kind}_pack (see `_pack_arguments`): the keys [at, dim, key] and values [at, key, dim] of a group's block
     of positions from `start` on, from these pages. Where no query of the span reads a position, its values are zeros
     and its keys anything."""
@@ -104,7 +104,7 @@ def _entry(context: Context, operator: str) -> None:
                 finish(shape, given["found"], [(slot.index,)], sink, given["out"], (row, head, 0))
 
 
-def _seen(context: Context, pages: DecodePages, given: dict[str, Value], queries: tuple[Value, Value]) -> Value:
+def _seen(context: Context, pages: PageKind, given: dict[str, Value], queries: tuple[Value, Value]) -> Value:
     """Return whether some query at a position from the first to the second of `queries` reads one of a block's keys
     from these pages, and the mask may show it."""
     (earliest, latest), start = queries, given["start"]

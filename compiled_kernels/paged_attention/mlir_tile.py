@@ -84,7 +84,7 @@ def products(
     return turn.results
 
 
-class DecodePages(ReadPages):
+class PageKind(ReadPages):
     """Pages of one kind: what decodes read of them, for the query heads of one key/value head together, and what a span
     packs of them."""
 
@@ -137,12 +137,12 @@ def work(shape: DecodeAttention) -> list[Named]:
     return [Named("q", shape.types["queries"]), *memories, *indices("row", "group", "chunk", "position")]
 
 
-def tile_arguments(pages: DecodePages) -> list[Named]:
+def tile_arguments(pages: PageKind) -> list[Named]:
     page = indices("page", "next", "from", "to", "base")
     return [*work(pages.shape), *pages.memories, *page]
 
 
-def tile(pages: DecodePages, name: str) -> None:
+def tile(pages: PageKind, name: str) -> None:
     """Make @{name}_{kind}_tile (see `tile_arguments`): offsets [from, to) of one page, whose first position is `base`,
     move on what `partial` holds of the row's chunk, for all query heads of the group; what lies in the page `next` is
     asked for."""

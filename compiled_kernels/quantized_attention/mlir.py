@@ -12,7 +12,7 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.paged_attention.mlir import attend, compiled
 from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
-from compiled_kernels.quantized_attention.mlir_decode import QuantizedContext
+from compiled_kernels.quantized_attention.mlir_context import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import (
     QuantizedAttention,
     QuantizedLayout,

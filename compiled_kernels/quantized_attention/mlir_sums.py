@@ -15,7 +15,7 @@ from compiled_kernels.builder.values import Value, constant, fma, index, rounded
 from compiled_kernels.builder.vectors import dot_bytes, total
 from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS
 from compiled_kernels.paged_attention.mlir_softmax import Query
-from compiled_kernels.paged_attention.mlir_tile import DecodePages, products
+from compiled_kernels.paged_attention.mlir_tile import PageKind, products
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedOperand
 from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
@@ -32,7 +32,7 @@ Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a ru
 Stretch = tuple[Value, Value, int]  # where numbers lie in a page, where they go to in a block, how many they are
 
 
-class ReadQuantizedPages(DecodePages):
+class ReadQuantizedPages(PageKind):
     """Keys and values as codes with scales and minima (see quantize.py). Every offset of a page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
 

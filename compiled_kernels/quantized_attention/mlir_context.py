@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from compiled_kernels.builder.values import Value, index
 from compiled_kernels.paged_attention.mlir_pages import Context, PositionRun, ReadDensePages
-from compiled_kernels.paged_attention.mlir_tile import DecodePages
+from compiled_kernels.paged_attention.mlir_tile import PageKind
 from compiled_kernels.quantized_attention.mlir_sums import ReadQuantizedPages
 
 
@@ -20,7 +20,7 @@ class QuantizedContext(Context):
     """Say that a query reads residual (dense) pages and quantized ones."""
 
     @property
-    def kinds(self) -> tuple[DecodePages, ...]:
+    def kinds(self) -> tuple[PageKind, ...]:
         return ReadDensePages(self.shape), ReadQuantizedPages(self.shape)
 
     def _runs_between(self, seen: Value, length: Value) -> list[PositionRun]:
