@@ -204,7 +204,7 @@ SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)]  # more than one run
 
 
 @pytest.mark.levels
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @rows({"level": sorted(Level, key=lambda level: level == current_level()), "layers": ["wide", "mixture", "windows"],
        "weights": [name for name in WEIGHTS if name != "float64"] if THOROUGH else AT_LEVELS,
        "backend": ["mlir", "mlir, blocks"]},
