@@ -226,7 +226,7 @@ def check_notebooks(environment: Environment) -> list[str]:
     code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
     lines = [
         f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
-        for path in some([course / "notebook.ipynb", *sorted((course / "notebooks").glob("*.py"))], 4)
+        for path in some([course / "notebook.ipynb", *sorted((course / "notebooks").glob("*.py"))], 3)
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return faults + list(itertools.chain(*pool.map(lambda line: environment.faults_of(Step(line)), lines)))
