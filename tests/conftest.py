@@ -31,7 +31,7 @@ TIERS = {  # what `make test` leaves out, but for one test of each that is marke
     "levels": "runs code for a level below the machine's highest, or for another processor",
 }
 FIXTURES = {"lab": "browser", "browser": "browser", "site": "site", "ray_cluster": "ray"}  # whose tests are a tier's
-SLOWEST = 10
+SLOWEST = 40
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # processes of one run share its caches, by their environment
     _run = begin_run()
