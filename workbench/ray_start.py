@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 SECONDS_EACH = 20  # of the machine, that count as one of Ray's 30 for a node's start: it has no setting for them
-STARTS = 3  # of a node whose raylet ended: it gives its agents 15 seconds, without a setting, and ends if they are late
+STARTS = 3  # of a node whose raylet ended
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that still asks must not start Ray anew
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",  # its 60 are too few on a busy machine
+    "RAY_agent_register_timeout_ms": "600000",  # so are its 30 seconds
     "RAY_worker_niceness": "0",  # at Ray's niceness of 15 other processes would distort timings, and starve replicas
 }
 
@@ -51,11 +53,31 @@ def slow_start() -> Iterator[None]:
     its raylet has ended."""
     from ray._private import node
 
-    node.time = _SlowClock(ended_raylets())
+    start_raylet = node.Node.start_raylet
+
+    def start_with_ports(self: Any, *args: Any, **options: Any) -> None:
+        _write_agent_ports(self)
+        start_raylet(self, *args, **options)
+
+    node.time, node.Node.start_raylet = _SlowClock(ended_raylets()), start_with_ports
     try:
         yield
     finally:
-        node.time = time
+        node.time, node.Node.start_raylet = time, start_raylet
+
+
+def _write_agent_ports(node: Any) -> None:
+    """Write the ports that a raylet waits for until its agents write them: it ends after 15 seconds, without a setting
+    (issue 65983 of ray-project/ray). Nothing here uses metrics or the dashboard, which get no port."""
+    with suppress(ImportError):  # a Ray that waits for no file
+        from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME
+        from ray._raylet import persist_port
+
+        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+            persist_port(node.get_session_dir_path(), node.node_id, name, -1)
+        with socket.socket() as free:
+            free.bind(("", 0))
+            node._ray_params.runtime_env_agent_port = free.getsockname()[1]
 
 
 def ended_raylets() -> set[str]:
