@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from compiled_kernels.rounds import interleaved
 from workbench.bench.fresh_process import cold_start, memory_in_decode
 from workbench.engine.config import EngineConfig
 from workbench.engine.load import load
-from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX
+from workbench.engine.loaded_model import SHAPE_PREFIX, model_folder
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import pages_for
@@ -278,7 +277,7 @@ def bench(
     with the reason.
 
     Args:
-        model: A folder, a shipped model, or `shape:NAME` with random weights.
+        model: A folder, a GGUF file, a model's name, or `shape:NAME` with random weights.
         cases: What to time; None is `standard_cases()`.
         settings: Further arguments of `workbench.load`: dtype, backend, weights, seed.
         threads: Intra-operator threads of torch; None keeps the present number.
@@ -384,9 +383,8 @@ def _ceilings(
 
 
 def _spec(model: str) -> ModelSpec:
-    if model.startswith(SHAPE_PREFIX):
-        return named_shape(model.removeprefix(SHAPE_PREFIX))
-    return read_spec(BUNDLED_MODELS.get(model, Path(model)))
+    folder = model_folder(model)
+    return named_shape(model.removeprefix(SHAPE_PREFIX)) if folder is None else read_spec(folder)
 
 
 def _runner_limits(cases: Sequence[BenchCase], budget: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ WITHOUT_PEERS = {"activations", "custom", "batch", "depth", "prompt", "generate"
 
 def bench(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo or shape:NAME")] = "shape:smollm2-135m",
+    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo, smollm2 or shape:NAME")] = "shape:smollm2-135m",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
     weights: Annotated[
         str,

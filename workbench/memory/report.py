@@ -33,6 +33,7 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.model.variants import change_spec
+from workbench.models.store import fetched_model
 
 UNITS = {
     "": 1,
@@ -83,7 +84,7 @@ def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
     leaves out."""
     if name.startswith(SHAPE_PREFIX):
         return named_shape(name.removeprefix(SHAPE_PREFIX)), []
-    place = BUNDLED_MODELS.get(name, Path(name))
+    place = BUNDLED_MODELS.get(name) or fetched_model(name) or Path(name)
     if gguf_file(place) is not None:
         return read_spec(place), []
     file = place / "config.json" if place.is_dir() else place
