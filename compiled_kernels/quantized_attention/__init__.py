@@ -2,6 +2,7 @@ from compiled_kernels.quantized_attention.api import QuantizedKV, quantized_atte
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
 from compiled_kernels.quantized_attention.quantize import (
     QUANTIZED_NAMES,
+    SCALED_FORMATS,
     QuantFormat,
     QuantizedTensor,
     bits_per_number,
@@ -14,6 +15,7 @@ from compiled_kernels.quantized_attention.quantize import (
 
 __all__ = [
     "QUANTIZED_NAMES",
+    "SCALED_FORMATS",
     "PageFormat",
     "QuantFormat",
     "QuantizationRule",

@@ -15,22 +15,25 @@ from compiled_kernels.paged_attention.cases import case as dense_case
 from compiled_kernels.paged_attention.cases import page_table, spans_of, terms
 from compiled_kernels.quantized_attention.api import QuantizedKV
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
-from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, bits_per_number, dequantize
-
-FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (
-    ("int8", "int8"),
-    ("int4", "int4"),
-    ("fp8", "fp8"),
-    ("dense", "int4"),
-    ("dense", "dense"),
+from compiled_kernels.quantized_attention.quantize import (
+    INTEGER_BITS,
+    QuantFormat,
+    QuantizedTensor,
+    bits_per_number,
+    codes_per_word,
+    dequantize,
 )
+
+Formats = tuple[QuantFormat, QuantFormat]  # of keys and values
+INTEGERS: tuple[Formats, ...] = tuple((kind, kind) for kind in INTEGER_BITS)
+FORMATS: tuple[Formats, ...] = (*INTEGERS, ("fp8", "fp8"), ("dense", "int4"), ("dense", "dense"))
 
 
 def inputs(
     generator: torch.Generator,
     contexts: Sequence[int],
     spans: Sequence[int],
-    formats: tuple[QuantFormat, QuantFormat],
+    formats: Formats,
     num_kv_heads: int,
     queries_per_kv: int,
     dim: int,
@@ -89,7 +92,7 @@ def case(
     name: str,
     contexts: Sequence[int],
     spans: Sequence[int],
-    formats: tuple[QuantFormat, QuantFormat],
+    formats: Formats,
     dtype: torch.dtype,
     timed: bool = False,
     /,
@@ -105,7 +108,7 @@ def case(
     return replace(dense, cost=replace(dense.cost, bytes=dense.cost.bytes - int(numbers * saved_bits / 8)))
 
 
-def _name(formats: tuple[QuantFormat, QuantFormat]) -> str:
+def _name(formats: Formats) -> str:
     return formats[0] if formats[0] == formats[1] else " keys, ".join(formats) + " values"
 
 
@@ -117,15 +120,21 @@ def size(*inputs: Any) -> Tensor:
     return attention_reference(q, kv, spans, parameters).amax(-1, keepdim=True)
 
 
+def _small(formats: Formats) -> dict[str, Any]:
+    """Return a small shape, a group of which is whole words of values."""
+    run = max(8, codes_per_word(formats[1]))
+    return {"num_kv_heads": 2, "dim": 16, "size": 16, "run": run, "columns": 16, "lag": 5}
+
+
 def _cases():
-    small: dict[str, Any] = {"num_kv_heads": 2, "dim": 16, "size": 16, "run": 8, "columns": 16, "lag": 5}
     for dtype in (torch.float32, torch.bfloat16):
         for formats in FORMATS:
-            integers = formats[0] in ("int8", "int4")
-            yield case("decode 1 at 4096", (4096,), (1,), formats, dtype, integers)
+            small = _small(formats)
+            yield case("decode 1 at 4096", (4096,), (1,), formats, dtype, formats in INTEGERS)
             yield case("decode 3 ragged", (1, 90, 300), (1, 1, 1), formats, dtype, size=32, run=32, columns=32, lag=16)
             yield case("mixed", (9, 70, 37, 5), (1, 1, 30, 3), formats, dtype, **small)
-        for formats in FORMATS[:2]:
+        for formats in INTEGERS:
+            small = _small(formats)
             yield case("decode 16 at 512", (512,) * 16, (1,) * 16, formats, dtype, True)
             yield case("chunk 64 at 640", (640,), (64,), formats, dtype)
             yield case("decode window", (80, 30, 7), (1, 1, 1), formats, dtype, mask=SlidingWindow(21), **small)

@@ -18,7 +18,6 @@ from compiled_kernels.quantized_attention.mlir_shape import (
     QuantizedLayout,
     QuantizedSpan,
 )
-from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS
 
 NAME = "quantized_attention"
 
@@ -34,7 +33,7 @@ def _context(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters, decode
     if q.dtype != recent.dtype or q.dtype not in (torch.float32, torch.bfloat16):
         wanted = "wants queries and recent keys in one of float32 and bfloat16"
         raise BackendError(f"{what} {wanted}, not {q.dtype} and {recent.dtype}")
-    if keys.kind not in SCALED_FORMATS or values.kind not in SCALED_FORMATS:
+    if keys.scales is None or values.scales is None:
         raise BackendError(f"{what} reads keys and values that are both quantized, not {keys.kind} and {values.kind}")
     codes, scales, _ = values.kernel_tensors
     layout = QuantizedLayout(keys.kind, values.kind, codes.shape[-2] // scales.shape[-2], rule)

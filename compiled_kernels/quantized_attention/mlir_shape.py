@@ -31,6 +31,11 @@ class QuantizedOperand:
         return codes_per_word(self.format)
 
     @property
+    def bits(self) -> int:
+        """Return the bits of a code."""
+        return 32 // self.codes_per_word
+
+    @property
     def words(self) -> int:
         return self.summed // self.codes_per_word
 

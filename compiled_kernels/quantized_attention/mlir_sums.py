@@ -25,7 +25,7 @@ LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number whose halves 
 HALF_WAY = 2.0**60
 TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
 ACCUMULATOR_SHARE = 3 / 4  # of the registers: those of sums kept at once
-NIBBLES = 0x0F0F0F0F
+EVERY_BYTE = 0x01010101
 
 Weight = Callable[[Query, int], Value]  # of a query from a column on: a vector of float32, `folds` long
 Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a run's first number, and the run's sums
@@ -150,13 +150,11 @@ class ReadQuantizedPages(PageKind):
         side, folded = self._sides[name], self.given[f"{name}_folded"]
 
         def steps(word: Value) -> Iterable[tuple[list[Value], list[Value]]]:
-            loaded, quads = self._words(name, kept, word), [word]
-            codes = [loaded]
-            if side.format != "int8":
-                codes = [[each & NIBBLES for each in loaded], [(each >> 4) & NIBBLES for each in loaded]]
-                quads = [word * 2, word * 2 + 1]
-            for quad, vectors in zip(quads, codes, strict=True):
-                yield vectors, [folded[query.slot, half, quad].broadcast(16) for query in queries for half in (0, 1)]
+            loaded, parts = self._words(name, kept, word), 8 // side.bits
+            for part in range(parts):  # of a byte
+                mask, quad = (2**side.bits - 1) * EVERY_BYTE, word * parts + part
+                codes = loaded if parts == 1 else [(each >> (side.bits * part)) & mask for each in loaded]
+                yield codes, [folded[query.slot, half, quad].broadcast(16) for query in queries for half in (0, 1)]
 
         zero, count = constant(0, "i32", 16), len(kept)
         sums = products((0, side.words, 1), [zero] * (2 * len(queries) * count), steps, dot_bytes)
@@ -207,7 +205,7 @@ def _number(side: QuantizedOperand, word: Value, code: int) -> Value:
     """Return the code of that number in every word, as float32; of e4m3 one that is 2**120 times too small: sign,
     exponent and fraction are moved to their places in float32."""
     if side.format != "fp8":
-        return ((word >> (8 * (code % 4) + 4 * (code // 4))) & (255 if side.format == "int8" else 15)).to("f32")
+        return ((word >> (8 * (code % 4) + side.bits * (code // 4))) & (2**side.bits - 1)).to("f32")
 
     def moved(bits: int, by: int) -> Value:
         return (word << by if by >= 0 else word >> -by) & bits

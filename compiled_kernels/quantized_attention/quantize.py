@@ -17,6 +17,7 @@ Before that, a Hadamard matrix may rotate heads, which spreads outliers of one c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -27,8 +28,8 @@ from torch import Tensor
 
 QuantFormat = Literal["dense", "int8", "int4", "fp8"]
 BYTES_PER_WORD = 4  # of a word
-MAX_CODES = {"int8": 255, "int4": 15}  # the highest code
-SCALED_FORMATS: tuple[QuantFormat, ...] = ("int8", "int4", "fp8")  # codes with scales
+INTEGER_BITS: dict[QuantFormat, int] = {"int8": 8, "int4": 4}  # of a code that counts steps from a minimum
+SCALED_FORMATS: tuple[QuantFormat, ...] = (*INTEGER_BITS, "fp8")  # codes with scales
 FLOAT16_MAX = torch.finfo(torch.float16).max
 E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 QUANTIZED_NAMES = ("kc", "ks", "km", "vc", "vs", "vm")  # codes, scales, minima: of keys, of values
@@ -48,7 +49,8 @@ class QuantizedTensor(NamedTuple):
             return "dense"
         if self.minima is None:
             return "fp8"
-        return "int8" if self.codes.shape[-3] * BYTES_PER_WORD == self.scales.shape[-1] else "int4"
+        codes = self.scales.shape[-1] // self.codes.shape[-3]
+        return next(kind for kind in INTEGER_BITS if codes_per_word(kind) == codes)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         """Apply the same change to all its tensors."""
@@ -72,27 +74,26 @@ class QuantizedTensor(NamedTuple):
 
 def codes_per_word(kind: QuantFormat) -> int:
     """Return the number of codes of one word."""
-    return 8 if kind == "int4" else BYTES_PER_WORD
+    return 8 * BYTES_PER_WORD // INTEGER_BITS.get(kind, 8)
 
 
 def pack_codes(
     codes: UInt8[Tensor, "*before summed kept"], kind: QuantFormat
 ) -> UInt8[Tensor, "*before word kept four"]:
-    """Store codes in words. In INT4 byte i of word w has code 8 w + i below and code 8 w + 4 + i above."""
-    if kind != "int4":
-        return rearrange(codes, "... (word four) kept -> ... word kept four", four=BYTES_PER_WORD).contiguous()
-    low, high = rearrange(codes, "... (word half four) kept -> half ... word kept four", half=2, four=BYTES_PER_WORD)
-    return low | high << 4
+    """Store codes in words, each next four codes of a word in the next higher bits of its four bytes: in INT4 byte i of
+    word w has code 8 w + i below and code 8 w + 4 + i above."""
+    count = codes_per_word(kind) // BYTES_PER_WORD
+    parts = rearrange(codes, "... (word part four) kept -> part ... word kept four", part=count, four=BYTES_PER_WORD)
+    return functools.reduce(torch.bitwise_or, [part << (8 * at // count) for at, part in enumerate(parts)]).contiguous()
 
 
 def unpack_codes(
     stored: UInt8[Tensor, "*before word kept four"], kind: QuantFormat
 ) -> UInt8[Tensor, "*before summed kept"]:
     """Undo `pack_codes`."""
-    if kind != "int4":
-        return rearrange(stored, "... word kept four -> ... (word four) kept")
-    halves = torch.stack([stored & 15, stored >> 4], dim=-4)
-    return rearrange(halves, "... half word kept four -> ... (word half four) kept")
+    bits = INTEGER_BITS.get(kind, 8)
+    parts = torch.stack([(stored >> at) & (2**bits - 1) for at in range(0, 8, bits)])
+    return rearrange(parts, "part ... word kept four -> ... (word part four) kept")
 
 
 def dequantize(quantized: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -134,7 +135,7 @@ def storage_shapes(
     return [
         ((*before, summed // each, kept, BYTES_PER_WORD), torch.uint8),
         scales,
-        *([scales] if kind in MAX_CODES else []),
+        *([scales] if kind in INTEGER_BITS else []),
     ]
 
 
@@ -142,7 +143,7 @@ def bits_per_number(kind: QuantFormat, run: int, dense: torch.dtype) -> float:
     """Return bits per number: those of a code, and its part of what a run of `run` numbers shares."""
     if kind == "dense":
         return 8.0 * dense.itemsize
-    return 32 / codes_per_word(kind) + (32 if kind in MAX_CODES else 16) / run
+    return 32 / codes_per_word(kind) + (32 if kind in INTEGER_BITS else 16) / run
 
 
 def hadamard_rotate(x: Tensor) -> Tensor:
@@ -172,7 +173,7 @@ def quantize(
     exact = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
     sound = torch.where(exact.isfinite(), exact.clamp(-FLOAT16_MAX, FLOAT16_MAX), torch.nan)
     runs = rearrange(sound, "... summed (part run) -> ... part summed run", run=numbers_per_scale)
-    scales, minima, codes = _fp8(runs) if kind == "fp8" else _integers(runs, MAX_CODES[kind])
+    scales, minima, codes = _fp8(runs) if kind == "fp8" else _integers(runs, 2 ** INTEGER_BITS[kind] - 1)
     return QuantizedTensor(
         pack_codes(rearrange(codes, "... part summed run -> ... summed (part run)"), kind), scales, minima
     )

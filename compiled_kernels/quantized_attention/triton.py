@@ -36,6 +36,8 @@ def plan(
     if not all(part.is_contiguous() for part in (*keys.tensors, *values.tensors, residual_keys, residual_values)):
         raise BackendError("quantized_attention: backend triton reads contiguous pages")
     check_sinks("quantized_attention", Backend.TRITON, rule, *rules[:2])
+    if unread := {keys.kind, values.kind} - FORMAT_NUMBERS.keys():
+        raise BackendError(f"quantized_attention: backend triton reads {', '.join(FORMAT_NUMBERS)}, not {min(unread)}")
     walk = {
         "residual_keys": residual_keys, "residual_values": residual_values, "quantized_table": quantized_table,
         "residual_table": residual_table, "quantized_stride": quantized_table.stride(0),

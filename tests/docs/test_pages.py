@@ -21,7 +21,9 @@ from workbench.models.store import is_at_hand
 SAID = {
     "docs/guide/agents.md": (r'"name": "double"',),
     "docs/guide/apart.md": (r"Counter\(\{'handed over': 1\}\)",),
-    "docs/guide/cache_formats.md": ("5632 bytes a token",),  # 512 fewer than float32's 6144, in one of six layers
+    "docs/guide/cache_formats.md": (  # 512 fewer than float32's 6144, in one of six layers
+        "5632 bytes a token", "decode 3 ragged right\nmixed right",
+    ),
     "docs/guide/conversations.md": (
         "prompt: 22 tokens", r"\n\['template', 'template'\]", "as generated", r"2 turns were cut, \d+ tokens",
     ),

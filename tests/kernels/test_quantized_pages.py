@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend
+from compiled_kernels.agreement import disagreement
 from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.cases import suite_of
 from compiled_kernels.quantized_attention import (
     PageFormat,
     QuantizationRule,
@@ -23,7 +28,7 @@ from compiled_kernels.quantized_attention import (
     storage_shapes,
 )
 from compiled_kernels.quantized_attention.quantize import (
-    MAX_CODES,
+    INTEGER_BITS,
     codes_per_word,
     decode_e4m3,
     pack_codes,
@@ -31,6 +36,7 @@ from compiled_kernels.quantized_attention.quantize import (
 )
 from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
+from tools.lint.tree import ROOT, pages
 
 INTEGERS = st.sampled_from(["int8", "int4"])
 KINDS = st.sampled_from(["int8", "int4", "fp8"])
@@ -39,7 +45,7 @@ seeds = st.integers(0, 2**31)
 
 @given(INTEGERS, st.integers(1, 3), st.integers(1, 5), seeds)
 def test_packing_is_exact(kind, words: int, kept: int, seed: int) -> None:
-    codes = torch.randint(0, MAX_CODES[kind] + 1, (2, words * codes_per_word(kind), kept), dtype=torch.uint8,
+    codes = torch.randint(0, 2 ** INTEGER_BITS[kind], (2, words * codes_per_word(kind), kept), dtype=torch.uint8,
                           generator=torch.Generator().manual_seed(seed))  # fmt: skip
     stored = pack_codes(codes, kind)
     assert stored.shape == (2, words, kept, 4)
@@ -150,6 +156,25 @@ def test_a_rotation_spreads_an_outlier() -> None:
 def test_other_widths_are_not_rotated(dim: int) -> None:
     with pytest.raises(ValueError, match=f"a power of two, not {dim}"):
         hadamard_rotate(torch.zeros(2, dim))
+
+
+@needs_mlir
+@pytest.mark.parametrize("shape", ["decode 3 ragged", "mixed"])
+def test_a_format_of_codes_is_the_line_that_the_guide_shows(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = re.findall(r"`INTEGER_BITS` \| `(.*?),`", pages(ROOT)["docs/guide/cache_formats.md"])
+    ((kind, bits),) = eval(f"{{{line}}}").items()
+    assert kind not in INTEGER_BITS
+    monkeypatch.setitem(INTEGER_BITS, kind, bits)
+    codes = torch.randint(0, 2**bits, (64, 5), dtype=torch.uint8)
+    stored = pack_codes(codes, kind)
+    assert stored.nbytes * 8 == codes.numel() * bits and torch.equal(unpack_codes(stored, kind), codes)
+    suite = suite_of("quantized_attention")
+    case = next(case for case in suite.cases if case.name == f"{shape} int4 float32")
+    case = replace(case, arguments=case.arguments | {"formats": (kind, kind), "run": 32, "size": 32})
+    kv = suite.make_inputs(case)[1]
+    assert kv.keys.kind == kv.values.kind == kind and kv.keys.codes.shape[-3] * 32 // bits == kv.keys.scales.shape[-1]
+    for backend in (Backend.EAGER, Backend.MLIR):
+        assert disagreement(suite, case, suite.make_inputs(case), backend) is None
 
 
 @needs_mlir

@@ -20,6 +20,7 @@ from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, WORDS, MatrixFormat
 from compiled_kernels.masks import seen_by_head
+from compiled_kernels.quantized_attention import SCALED_FORMATS
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
@@ -404,9 +405,7 @@ FEATURES: dict[str, Feature] = {
     "quantized embedding": Feature("model", _quantized_embedding),
     "soft-capped logits": Feature("model", "final_logit_softcapping"),
     "settings of a model that are newer than this table": Feature("model", _unknown_setting),
-    "INT8 keys or values": Feature("cache", _format("int8")),
-    "INT4 keys or values": Feature("cache", _format("int4")),
-    "FP8 keys or values": Feature("cache", _format("fp8")),
+    **{f"{kind.upper()} keys or values": Feature("cache", _format(kind)) for kind in SCALED_FORMATS},
     "user-defined cache codec": Feature(
         "cache", lambda wanted: _first(wanted.cache, lambda own: own.format.codec and str(own.format))
     ),

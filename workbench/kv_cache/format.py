@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from pydantic import Field, ValidationError, model_validator
@@ -22,7 +22,7 @@ from workbench.kv_cache.pages import KVCacheGroup
 from workbench.request import CustomPart, CustomPartSetting
 from workbench.settings import Count, NonNegative, Settings, optional_fields
 
-FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
+FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
 
 
 class LayerFormat(Settings):

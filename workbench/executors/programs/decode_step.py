@@ -17,6 +17,7 @@ from compiled_kernels.builder.target import MLIR_TYPES, Target
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.linear.mlir import weight_kind
+from compiled_kernels.quantized_attention import SCALED_FORMATS
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
 from workbench.executors.packing import MIN_TABLE_WIDTH, bucket_for, pack_batch, verify_bucket_for
@@ -64,9 +65,7 @@ supports_drafts = Supports({  # several steps in one call, which draft tokens
     "several ranks (tensor parallelism)": "several steps in one call have no sum over ranks between them",
     "scaled embedding": AS_THEY_ARE,
     "quantized embedding": AS_THEY_ARE,
-    "INT8 keys or values": BETWEEN_DRAFTS,
-    "INT4 keys or values": BETWEEN_DRAFTS,
-    "FP8 keys or values": BETWEEN_DRAFTS,
+    **dict.fromkeys([f"{kind.upper()} keys or values" for kind in SCALED_FORMATS], BETWEEN_DRAFTS),
 })  # fmt: skip
 MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
 
