@@ -16,6 +16,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir.compile import compile_text
+from compiled_kernels.mlir.leaf import PreparedKernel
 from compiled_kernels.mlir.lower import lower_graph
 
 
@@ -72,15 +73,13 @@ class SubgraphKernel(torch.nn.Module):
         stages = lower_graph(module.graph, name, lanes=64)
         text = stages.pop("bufferized")
         self.kernel = compile_text(text, name, lowered_from="bufferized", before=stages)
-        self.shapes = [(tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in outputs]
+        shapes = tuple((tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in outputs)
         places = len(module.graph.find_nodes(op="placeholder"))
-        self.run = self.kernel.function(places + len(outputs))
+        run = self.kernel.function(places + len(outputs))
+        self.prepared = PreparedKernel(run, self.kernel, frozenset(range(places)), shapes)
 
     def forward(self, *inputs: Tensor) -> Any:
-        read = [each.contiguous() for each in inputs]
-        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.shapes]
-        self.run(*[each.data_ptr() for each in read], *[each.data_ptr() for each in made])
-        return made[0] if len(made) == 1 else tuple(made)
+        return self.prepared(*inputs)
 
 
 @dataclass(frozen=True)

@@ -171,17 +171,8 @@ class _Rule:
         """A known number, for low and high."""
         return self.reads[at].low, self.reads[at].low
 
-    def _rising(self, operation: str) -> ValueBounds:
-        return self._ends(operation, *((each.low, each.high) for each in self.reads))
-
-    def _of_add(self) -> ValueBounds:
-        return self._rising("add")
-
-    def _of_min(self) -> ValueBounds:
-        return self._rising("min")
-
-    def _of_max(self) -> ValueBounds:
-        return self._rising("max")
+    def _rising(self) -> ValueBounds:
+        return self._ends(self.step.operation, *((each.low, each.high) for each in self.reads))
 
     def _of_sub(self) -> ValueBounds:
         a, b = self.reads
@@ -190,13 +181,11 @@ class _Rule:
     def _of_neg(self) -> ValueBounds:
         return self._ends("neg", (self.reads[0].high, self.reads[0].low))
 
-    def _of_exp(self) -> ValueBounds:
-        return self._rising(self.step.operation)
-
-    _of_exp2 = _of_tanh = _of_floor = _of_ceil = _of_float = _of_exp  # `float` of a bool too, as `int`
+    _of_add = _of_min = _of_max = _of_exp = _of_exp2 = _of_tanh = _of_floor = _of_ceil = _rising
+    _of_float = _rising  # of a bool too, as `int`
 
     def _of_sqrt(self) -> ValueBounds:
-        found = self._rising(self.step.operation)
+        found = self._rising()
         defined = self._add("le", self.builder.constant(0.0), self.reads[0].low)
         return found._replace(known=self._and(found.known, defined))
 
@@ -204,7 +193,7 @@ class _Rule:
 
     def _of_int(self) -> ValueBounds:
         """Of a bool, `low` is whether it always and `high` whether it may be true; of floats, those within `FITS`."""
-        found, value = self._rising("int"), self.reads[0]
+        found, value = self._rising(), self.reads[0]
         if self.kinds[0] != "float":
             return found
         least, most = (self.builder.constant(float(each)) for each in (-FITS, FITS))
@@ -232,7 +221,7 @@ class _Rule:
 
     def _of_shr(self) -> ValueBounds | None:
         count = self._number(1)
-        return self._rising(self.step.operation) if count is not None and 0 <= count < 63 else None
+        return self._rising() if count is not None and 0 <= count < 63 else None
 
     _of_shl = _of_shr
 
@@ -287,16 +276,12 @@ class _Rule:
         """Of bools one side is enough: what is never true with it hides whatever the other may be."""
         if self.step.kind != "bool":
             return None
-        return self._sides()
-
-    def _of_or(self) -> ValueBounds | None:
-        return None if self.step.kind != "bool" else self._sides()
-
-    def _sides(self) -> ValueBounds:
         a, b = self.reads
         low = self._add(self.step.operation, self._surely(a), self._surely(b))
         high = self._add(self.step.operation, self._maybe(a), self._maybe(b))
         return ValueBounds(low, high, self.builder.constant(True))
+
+    _of_or = _of_and
 
     def _surely(self, value: ValueBounds) -> int:
         return self._and(value.known, value.low)

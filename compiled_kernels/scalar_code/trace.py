@@ -45,8 +45,10 @@ PLAIN = {
     "remainder": "mod", "fmod": "rem", "minimum": "min", "maximum": "max", "lt": "lt", "le": "le", "eq": "eq",
     "ne": "ne", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_not": "not",
     "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "where": "select", "__and__": "and", "__or__": "or",
-    "__xor__": "xor", "__lshift__": "shl", "__rshift__": "shr",
+    "__xor__": "xor", "__lshift__": "shl", "__rshift__": "shr", "clamp_min": "max", "clamp_max": "min",
 }  # fmt: skip
+SWAPPED = {"rsub": "sub", "gt": "lt", "ge": "le"}  # the same of the two arguments in the other order
+LOGARITHMS = {"log2": 2.0, "log10": 10.0}
 LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor", "logical_not": "not"}
 SAME = ("alias", "detach", "clone", "lift_fresh_copy", "lift_fresh", "lift", "expand", "view", "contiguous", "_conj")
 
@@ -152,6 +154,11 @@ class _Step:
         node, builder, name = self.node, self.builder, self.name
         if name in PLAIN:
             return builder.add(PLAIN[name], *map(self.operand, node.args))
+        if name in SWAPPED:
+            return builder.add(SWAPPED[name], *map(self.operand, node.args[1::-1]))
+        if name in LOGARITHMS:
+            log = builder.add("log", self.operand(node.args[0]))
+            return builder.add("mul", log, builder.constant(1 / math.log(LOGARITHMS[name])))
         if name in LOGICAL:
             return builder.add(LOGICAL[name], *(builder.cast(self.operand(each), "bool") for each in node.args))
         if name in SAME:
@@ -173,15 +180,6 @@ class _Step:
         if alpha != 1:
             second = self.builder.add("mul", second, self.operand(alpha))
         return self.builder.add(operation, first, second)
-
-    def _rsub(self) -> int:
-        return self.builder.add("sub", *map(self.operand, self.node.args[1::-1]))
-
-    def _gt(self) -> int:
-        return self.builder.add("lt", *map(self.operand, self.node.args[1::-1]))
-
-    def _ge(self) -> int:
-        return self.builder.add("le", *map(self.operand, self.node.args[1::-1]))
 
     def _div(self) -> int:
         mode = self.node.kwargs.get("rounding_mode")
@@ -219,16 +217,6 @@ class _Step:
     def _relu(self) -> int:
         value = self.operand(self.node.args[0])
         return self.builder.add("max", value, self.builder.constant(0, self.builder.kind(value)))
-
-    def _log2(self) -> int:
-        return self._logarithm(2.0)
-
-    def _log10(self) -> int:
-        return self._logarithm(10.0)
-
-    def _logarithm(self, base: float) -> int:
-        log = self.builder.add("log", self.operand(self.node.args[0]))
-        return self.builder.add("mul", log, self.builder.constant(1 / math.log(base)))
 
     def _log1p(self) -> int:
         """log(1 + x), exact for small x: x log(u) / (u - 1) with u = 1 + x as it is rounded (Goldberg, 1991)."""
@@ -272,12 +260,6 @@ class _Step:
                 found = self.builder.add(operation, found, self.operand(bound))
         return found
 
-    def _clamp_min(self) -> int:
-        return self.builder.add("max", *map(self.operand, self.node.args[:2]))
-
-    def _clamp_max(self) -> int:
-        return self.builder.add("min", *map(self.operand, self.node.args[:2]))
-
     def _to_copy(self) -> int:
         value = self.operand(self.node.args[0])
         dtype = self.node.kwargs.get("dtype")
@@ -296,8 +278,7 @@ class _Step:
     def _full(self) -> int:
         return self._filled(self.node.args[1])
 
-    def _full_like(self) -> int:
-        return self._filled(self.node.args[1])
+    _full_like = _full
 
     def _scalar_tensor(self) -> int:
         return self._filled(self.node.args[0])
