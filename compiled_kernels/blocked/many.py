@@ -26,7 +26,7 @@ from compiled_kernels.blocked.numbers import half_floats, parts, scales_at, unit
 from compiled_kernels.blocked.registers import step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.builder.functions import alloca, call, function, loop, when
-from compiled_kernels.builder.target import Named
+from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, index
 
 UNROLL = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
@@ -55,7 +55,7 @@ def many(product: ManyRows, finish: Finish) -> None:
     _prefetch(product)
     given = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]
     given += listed_arguments() if product.listed else []
-    bounds = [Named(name, "index") for name in ("begin", "end", "rows")]
+    bounds = indices("begin", "end", "rows")
     with function(product.name, [*given, *bounds], inline=False) as values:
         sums = alloca(product.sums_type)
         read = {name: alloca(kind) for name, kind in product.read} if not product.in_place else {"block": values["w0"]}
@@ -141,7 +141,7 @@ def _next_block(product: ManyRows, run: RowRun, first: Value, k_after: Value) ->
 def _prefetch(product: ManyRows) -> None:
     """Make @{name}_prefetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
     with row `at` of the panels `first` and `second`, for the second cache."""
-    numbers = [Named(name, "index") for name in ("first", "second", "at", "from", "to")]
+    numbers = indices("first", "second", "at", "from", "to")
     named = function(f"{product.name}_prefetch", [Named("w0", product.weight_types[0]), *numbers])
     with named as given, loop(given["from"], given["to"]) as turn:
         row = given["at"] + turn.index
@@ -191,10 +191,9 @@ def _tile(product: ManyRows) -> None:
     pair of panels `first` and `second` of the block, along from..to of the block. The block begins at column `skipped`
     of x. The sums go to, or `later` join, those from `slot` on.
     """
-    numbers = ("row", "slot", "first", "second", "at", "from", "to", "skipped")
+    numbers = indices("row", "slot", "first", "second", "at", "from", "to", "skipped")
     memories = [Named("x", product.x_type), *product.read, Named("sums", product.sums_type), *product.order]
-    bounds = [*(Named(name, "index") for name in numbers), Named("later", "i1")]
-    with function(f"{product.name}_tile", [*memories, *bounds], inline=False) as given:
+    with function(f"{product.name}_tile", [*memories, *numbers, Named("later", "i1")], inline=False) as given:
         rows = [given["row"] + i for i in range(TILE_ROWS)]
         rows = [given["order"][row].to("index") for row in rows] if product.listed else rows
         places = _places(product, given)

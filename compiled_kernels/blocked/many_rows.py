@@ -9,7 +9,7 @@ from typing import NamedTuple
 from compiled_kernels.blocked.few import columns_there, finished, weight_names
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.shape import VALUES_PER_WORD, Panels, rows_type
-from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
+from compiled_kernels.builder.target import SIZE_BOUND, Named, indices, memref
 from compiled_kernels.builder.values import Value
 
 MAX_RUN_ROWS = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
@@ -105,7 +105,7 @@ class ManyRows(Panels):
 
 def listed_arguments(order: str = ORDER_TYPE) -> list[Named]:
     """Return the arguments of a `listed` product, whose list is of memref type `order`."""
-    return [Named("order", order), *(Named(name, "index") for name in ("first_pair", "pair_end", "skipped_columns"))]
+    return [Named("order", order), *indices("first_pair", "pair_end", "skipped_columns")]
 
 
 class Done(NamedTuple):

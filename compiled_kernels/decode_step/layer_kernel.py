@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from compiled_kernels.blocked.few import FewRows, few
 from compiled_kernels.blocked.int8_rows import quantize
@@ -135,14 +134,7 @@ class LayerKernel:
     @property
     def attention(self) -> DecodeAttention:
         step, shape = self.step, self.shape
-        sizes: dict[str, Any] = {
-            "rows": step.rows,
-            "page_size": step.page_size,
-            "max_pages": step.max_pages,
-            "chunks": step.chunks,
-            "dtype": step.dtype,
-            "target": step.target,
-        }
+        sizes = {each: getattr(step, each) for each in ("rows", "page_size", "max_pages", "chunks", "dtype", "target")}
         heads = {each.name: getattr(shape, each.name) for each in fields(HeadShape)}
         if shape.quantized is None:
             return DecodeAttention(**heads, **sizes)

@@ -101,35 +101,22 @@ CODES: list[tuple[int, int, int, int, bool, MatrixFormat]] = [
     *((rows, 3, 256, 64, rows > 4, MatrixFormat.named(name)) for name in WORDS for rows in (4, 9)),
 ]  # fmt: skip
 
-SUITES = (
-    Suite(
-        "expert_linear",
-        inputs,
-        compiled_kernels.expert_linear,
-        tuple(
-            Case(
-                f"{rows} of {named or experts} {width}x{out}" + " panels" * panels + " one takes all" * (named == 1),
-                {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype}
-                | {"panels": panels, "named": named, "format": DENSE_MATRIX},
-                CaseCost(min(rows, named or experts) * width * out * dtype.itemsize, 2 * rows * width * out),
-                timed=width > 500,
-            )
-            for rows, experts, width, out, panels, named in SHAPES
-            for dtype in (torch.float32, torch.bfloat16)
-        )
-        + tuple(
-            Case(
-                f"{rows} of {experts} {width}x{out} {format}" + " panels" * panels,
-                {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype}
-                | {"panels": panels, "format": format},
-                CaseCost(min(rows, experts) * format.nbytes(out, width), 2 * rows * width * out),
-                timed=width > 500,
-            )
-            for rows, experts, width, out, panels, format in CODES
-            for dtype in (torch.float32, torch.bfloat16)
-        ),
-        rounding_terms=terms,
-        exact=exact,
-        scale=scale,
-    ),
-)
+
+def case(
+    rows: int, experts: int, width: int, out: int, panels: bool, named: int | None, format: MatrixFormat,
+    dtype: torch.dtype,
+) -> Case:  # fmt: skip
+    stored = width * out * dtype.itemsize if format.is_dense else format.nbytes(out, width)
+    read, code = min(rows, named or experts), "" if format.is_dense else f" {format}"
+    name = f"{rows} of {named or experts} {width}x{out}{code}" + " panels" * panels + " one takes all" * (named == 1)
+    arguments = {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype}
+    arguments |= {"panels": panels, "named": named, "format": format}
+    return Case(name, arguments, CaseCost(read * stored, 2 * rows * width * out), timed=width > 500)
+
+
+EVERY = [
+    *((*sizes, DENSE_MATRIX) for sizes in SHAPES),
+    *((rows, experts, width, out, panels, None, format) for rows, experts, width, out, panels, format in CODES),
+]
+CASES = tuple(case(*each, dtype) for each in EVERY for dtype in (torch.float32, torch.bfloat16))
+SUITES = (Suite("expert_linear", inputs, compiled_kernels.expert_linear, CASES, terms, exact=exact, scale=scale),)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiled_kernels.builder.functions import function, loop
-from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, largest_divisor, memref
+from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, indices, largest_divisor, memref
 from compiled_kernels.builder.values import Value, constant, fma
 from compiled_kernels.builder.vectors import dot_pairs, total, totals
 
@@ -92,7 +92,7 @@ def by_row(product: RowByRow) -> None:
     """Make @name(x [rows, width], weight, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]): the
     output columns from begin to end, both multiples of `block`."""
     weights = [Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types)]
-    bounds = [Named(name, "index") for name in ("begin", "end", *["rows"] * product.any_rows)]
+    bounds = indices("begin", "end", *["rows"] * product.any_rows)
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type), *bounds]
     with (
         function(product.name, arguments, inline=False) as given,

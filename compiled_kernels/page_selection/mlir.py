@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from compiled_kernels.builder.functions import alloca, function, loop, when
-from compiled_kernels.builder.target import SIZE_BOUND, Named, memref
+from compiled_kernels.builder.target import SIZE_BOUND, Named, indices, memref
 from compiled_kernels.builder.values import Value, constant
 from compiled_kernels.builder.vectors import total
 from compiled_kernels.page_selection.selection import PageSelection
@@ -24,7 +24,7 @@ def summary_arguments(shape: DecodeAttention, selection: PageSelection) -> list[
 
 def _places(shape: DecodeAttention) -> list[Named]:
     tables = [Named(name, shape.types[name]) for name in ("table", "lengths")]
-    return [*tables, Named("row", "index"), Named("group", "index")]
+    return [*tables, *indices("row", "group")]
 
 
 def summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> None:

@@ -83,10 +83,9 @@ class ReadDensePages(PageKind):
         for at in range(0, self.shape.head_dim, 16 if self.shape.dtype == "f32" else 32):
             self.given[memory].prefetch(self.given["next"], self.given["group"], offset, at)
 
-    def keep(self, query: Query, weights: Sequence[Value]) -> None:
-        super().keep(query, weights)
-        for number, weight in enumerate(weights if self.shape.uses_bf16_pairs else ()):
-            self.given["weights"].store(weight, query.slot, number * self.shape.lanes)
+    @property
+    def weight_memories(self) -> tuple[str, ...]:
+        return ("scores", "weights") if self.shape.uses_bf16_pairs else ("scores",)
 
     def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
         begin, end, lanes = self.given["from"], self.given["to"], self.shape.columns

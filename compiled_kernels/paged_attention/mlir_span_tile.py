@@ -65,10 +65,6 @@ class Blocks(ReadPages):
             found = found.put(at, read(first + at))
         return found
 
-    def keep(self, query: Query, weights: Sequence[Value]) -> None:
-        for number, weight in enumerate(weights):
-            self.given["weights"].store(weight, query.slot, number * self.shape.lanes)
-
     def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
         lanes, each = self.shape.columns, self.shape.values_per_element
 

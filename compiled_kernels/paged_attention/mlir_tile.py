@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, ClassVar, Self
 
 from compiled_kernels.builder.functions import function, loop
@@ -31,9 +32,10 @@ class ReadPages(ABC):
     def keys(self, queries: Sequence[Query]) -> Iterator[list[Keys]]:
         """Score the keys for all queries, then give each query's vectors of them."""
 
-    @abstractmethod
-    def keep(self, query: Query, weights: Sequence[Value]) -> None:
-        """Store the weights of the keys, which the values are multiplied with."""
+    @property
+    def weight_memories(self) -> tuple[str, ...]:
+        """Return the memories of the weights that values are multiplied with."""
+        return ("weights",)
 
     def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
         """Return sums, for each query a vector from each of the columns on, and the values times the weights."""
@@ -60,7 +62,8 @@ def attend(pages: ReadPages, queries: Sequence[Query]) -> None:
     factors = []
     for query, keys in zip(queries, pages.keys(queries), strict=True):
         weights, factor = weigh(pages.shape, query, keys)
-        pages.keep(query, weights)
+        for memory, (number, weight) in product(pages.weight_memories, enumerate(weights)):
+            pages.given[memory].store(weight, query.slot, number * pages.shape.lanes)
         factors.append(factor)
     pages.add_values(queries, factors)
 
@@ -96,6 +99,10 @@ class PageKind(ReadPages):
         """Return the memories that keys and values lie in."""
 
     @property
+    def weight_memories(self) -> tuple[str, ...]:
+        return ("scores",)
+
+    @property
     def positions_together(self) -> int:
         """Return how many positions of a page `pack` packs: where one of them was written, all were."""
         return 1
@@ -124,10 +131,6 @@ class PageKind(ReadPages):
                 visible = offsets.compared("uge", begin) & offsets.below(end)
                 found.append(Keys(given["scores"].load(lanes, query.slot, start), base + offsets, visible))
             yield found
-
-    def keep(self, query: Query, weights: Sequence[Value]) -> None:
-        for number, weight in enumerate(weights):
-            self.given["scores"].store(weight, query.slot, number * self.shape.lanes)
 
 
 def work(shape: DecodeAttention) -> list[Named]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from compiled_kernels.attention import AttentionParameters, SpanContext, Spans, shown_pages
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.masks import CAUSAL, Mask
-from compiled_kernels.paged_attention.api import attend_on, define_attention
+from compiled_kernels.paged_attention.api import attend_on, define_attention, gather_context
 from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantizedTensor, dequantize
 
@@ -137,11 +137,9 @@ def dequantized_pages(pages: QuantizedTensor, table: Tensor, dtype: torch.dtype,
 
 def _residual_run(pages: Tensor, table: Tensor, begin: int, end: int) -> Tensor:
     """Return positions [begin, end) as they lie in full precision."""
-    size = pages.shape[2]
-    first = begin // size
-    used = table[first : -(-end // size)].long()
-    tokens = rearrange(pages[used], "page group offset dim -> (page offset) group dim")
-    return tokens[begin - first * size :][: end - begin]
+    first = begin // pages.shape[2]
+    skipped = first * pages.shape[2]
+    return gather_context(pages, table[first:], end - skipped)[begin - skipped :]
 
 
 def check_sinks(operator: str, backend: str, rule: QuantizationRule, window: int, sinks: int) -> None:

@@ -32,16 +32,10 @@ def ints(*shape: int) -> Tensor:
     return meta(*shape, dtype=torch.int32)
 
 
-def norm() -> Examples:
+def norm(name: str, added: Tensor | None) -> Examples:
     from compiled_kernels.rms_norm.triton import plan
 
-    return {"norm": plan(meta(1, WIDTH), None, meta(WIDTH), 1e-5)[0]}
-
-
-def add_norm() -> Examples:
-    from compiled_kernels.rms_norm.triton import plan
-
-    return {"add and norm": plan(meta(1, WIDTH), meta(1, WIDTH), meta(WIDTH), 1e-5)[0]}
+    return {name: plan(meta(1, WIDTH), added, meta(WIDTH), 1e-5)[0]}
 
 
 def rotary() -> Examples:
@@ -51,22 +45,10 @@ def rotary() -> Examples:
     return {"queries": plan(meta(16, HEADS + 2 * GROUPS, DIM)[:, :HEADS], angles, angles)[0]}
 
 
-def gated() -> Examples:
+def gated(*parameters: Any) -> Examples:
     from compiled_kernels.gated.triton import plan
 
-    return {"gate": plan(meta(16, 2 * HIDDEN))[0]}
-
-
-def gated_gelu() -> Examples:
-    from compiled_kernels.gated.triton import plan
-
-    return {"gate": plan(meta(16, 2 * HIDDEN), "gated_gelu")[0]}
-
-
-def gated_clamped() -> Examples:
-    from compiled_kernels.gated.triton import plan
-
-    return {"gate": plan(meta(16, 2 * HIDDEN), "gated_clamped", 1.702, 7.0)[0]}
+    return {"gate": plan(meta(16, 2 * HIDDEN), *parameters)[0]}
 
 
 def kv_write() -> Examples:
@@ -229,12 +211,12 @@ def top() -> Examples:
 
 
 EXAMPLES: dict[str, Callable[[], Examples]] = {
-    "rms_norm": norm,
-    "add_rms_norm": add_norm,
+    "rms_norm": lambda: norm("norm", None),
+    "add_rms_norm": lambda: norm("add and norm", meta(1, WIDTH)),
     "rotary": rotary,
     "gated_silu": gated,
-    "gated_gelu": gated_gelu,
-    "gated_clamped": gated_clamped,
+    "gated_gelu": lambda: gated("gated_gelu"),
+    "gated_clamped": lambda: gated("gated_clamped", 1.702, 7.0),
     "linear": fixed_product,
     "linear_quantized": quantized,
     "expert_linear": experts,
