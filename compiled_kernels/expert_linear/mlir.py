@@ -4,7 +4,6 @@ lie in panels; where they lie row by row, each named expert's rows go through th
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +13,10 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.layout import as_words, in_panels, shape_of
 from compiled_kernels.blocked.many_rows import ManyRows
 from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Target
-from compiled_kernels.cases import Case
 from compiled_kernels.expert_linear.listed_rows import ListedRows, multiply_by_experts
 from compiled_kernels.expert_linear.stacks import stack_format
 from compiled_kernels.linear import mlir as of_matrix
-from compiled_kernels.linear.matrix_format import WORDS, MatrixFormat
+from compiled_kernels.linear.matrix_format import WORDS
 from compiled_kernels.linear.mlir import Weight, weight_kind
 from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
@@ -95,18 +93,3 @@ def compiled(
     few = ListedRows(f"{NAME}_few", *stack, many.multiplied_dtype, target, rows=SIZE_BOUND, **more)
     kernel = compile_entry(NAME, target.level, lambda: multiply_by_experts(NAME, few, many, experts))
     return kernel, torch.bfloat16 if many.multiplied_dtype == "bf16" else torch.float32
-
-
-def stages(case: Case) -> Mapping[str, str]:
-    """Return every stage of the function that runs for `case`: with weights in panels that of all experts, otherwise
-    that of one dense expert's rows."""
-    of = case.arguments
-    format: MatrixFormat = of["format"]
-    if not of["panels"]:
-        one = {"tokens": 1, "width": of["width"], "out": of["out"], "bias": of["bias"], "dtype": of["dtype"]}
-        return of_matrix.stages(Case(case.shape, one, case.cost))
-    kind = MLIR_TYPES[of["dtype"]]
-    beside = [] if format.is_dense else [MLIR_TYPES[each] for each in (format.scales, format.minima) if each]
-    sizes = of["experts"], of["width"], of["out"], weight_kind(format, of["dtype"])
-    result = "f32" if of["bias"] else kind
-    return compiled(Target.current(), *sizes, kind, result, format.group, *beside)[0].stages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named, Targe
 from compiled_kernels.builder.threads import entry
 from compiled_kernels.builder.values import constant
 from compiled_kernels.builder.vectors import copy
-from compiled_kernels.cases import Case
 from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.mlir.invoke import FLOAT_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 
@@ -39,12 +37,6 @@ def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
 
 def _range(numbers: Tensor) -> str:
     return f"{int(numbers.min())}..{int(numbers.max())}"
-
-
-def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
-    """Return every stage of the function that runs for `case`."""
-    of = case.arguments
-    return _compiled(Target.current(), of["num_kv_heads"], of["dim"], of["size"], MLIR_TYPES[of["dtype"]]).stages
 
 
 @functools.lru_cache(maxsize=512)

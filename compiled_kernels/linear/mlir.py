@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,8 +37,7 @@ from compiled_kernels.blocked.shape import TILE_ROWS, Panels
 from compiled_kernels.builder.functions import call
 from compiled_kernels.builder.target import MLIR_TYPES, SIZE_BOUND, Named, Target, memref
 from compiled_kernels.builder.threads import entry, share, wait
-from compiled_kernels.cases import Case
-from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, WORDS, MatrixFormat
+from compiled_kernels.linear.matrix_format import SCALE_DTYPES, WORDS, MatrixFormat
 from compiled_kernels.linear.rows import MAX_ROWS_TOGETHER, RowByRow, by_row
 from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument
@@ -204,18 +203,3 @@ def _kernel(product: Product, tokens: int) -> None:
         divided = (rows, TILE_ROWS) if by_rows else (product.out_features, product.block)
         bounds = [*share(given, *divided), *[rows] * (not tokens)]
         call("product", [*(given[each.name] for each in passed), *bounds])
-
-
-def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
-    """Return every stage of the function that runs for `case`."""
-    of = case.arguments
-    format, width, stored = of.get("format", DENSE_MATRIX), of["width"], of.get("weight_dtype") or of["dtype"]
-    row_by_row = format.is_dense and not of.get("panels") and stored in COMPUTE_DTYPES
-    if format.group >= width and format.minima is None and format.codes in ("int8", "fp8"):
-        format = MatrixFormat(format.codes)
-    beside = [] if format.is_dense else [MLIR_TYPES[each] for each in (format.scales, format.minima) if each]
-    group, kind = math.gcd(min(format.group, width), width) if format.group else 0, weight_kind(format, stored)
-    width += -width % 4 if kind in ("i8", "f8") else 0  # as in panels
-    tokens, w8a8 = rows_compiled(of["tokens"], row_by_row), of.get("activations") == "int8"
-    shape = width, of["out"], kind, MLIR_TYPES[of["dtype"]], of["bias"], group, *beside
-    return _compiled(Target.current(), tokens, row_by_row, w8a8, *shape)[0].stages

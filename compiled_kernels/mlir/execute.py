@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -158,6 +159,8 @@ class Kernel:
     def address(self) -> int:
         """Return the address of `void(void **arguments)`: each argument is a pointer to its value (an address, a
         number)."""
+        if (taken := _taken.get()) is not None:
+            taken.append(self)
         return self.code.packed_address(self.entry)
 
     def function(self, arguments: int, name: str | None = None) -> Callable[..., None]:
@@ -171,6 +174,20 @@ class Kernel:
         texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else self.texts
         assembly = "" if self.library is None else _disassembled(self.library)
         return StageTexts(self.digest, {**texts, **({"asm": assembly} if assembly else {})})
+
+
+_taken: ContextVar[list[Kernel] | None] = ContextVar("taken", default=None)
+
+
+@contextmanager
+def kernels_taken() -> Iterator[list[Kernel]]:
+    """Give a list of the kernels whose addresses are taken in this context, to be called."""
+    taken: list[Kernel] = []
+    before = _taken.set(taken)
+    try:
+        yield taken
+    finally:
+        _taken.reset(before)
 
 
 def open_globally(libraries: tuple[str, ...]) -> None:

@@ -1,16 +1,16 @@
-"""The stages of the code that runs a case: read from its artifact, not lowered again."""
+"""The stages of the code that runs a case: it is run, and what is shown is read from the artifact of its kernel."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from compiled_kernels.backends import BackendError
+from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.cases import Case, suites
+from compiled_kernels.mlir.execute import kernels_taken
 from compiled_kernels.mlir.leaf import leaf_operator
 from compiled_kernels.operators import LOWERED
 
@@ -31,14 +31,13 @@ def stages(operator: str, case: Case | None = None) -> CompiledStages:
     suite = next((suite for suite in suites() if suite.operator == operator), None)
     if suite is None:
         raise BackendError(f"unknown operator {operator!r}; known: {', '.join(each.operator for each in suites())}")
-    case = case or suite.cases[0]
+    inputs = suite.make_inputs(case or suite.cases[0])
     if operator in LOWERED:
-        inputs = suite.make_inputs(case)
         tensors = [each for each in inputs if isinstance(each, Tensor)]
         kernel = leaf_operator(operator).prepare(tensors, *inputs[len(tensors) :]).kernel
         return CompiledStages(kernel.digest, kernel.stages)
-    name = f"{suite.input_maker.__module__.rpartition('.')[0]}.mlir"
-    if importlib.util.find_spec(name) is not None:
-        made = importlib.import_module(name).stages(case, operator)
-        return CompiledStages(made.digest, made)
-    raise BackendError(f"{operator} has no stages on backend mlir")
+    if importlib.util.find_spec(f"{suite.input_maker.__module__.rpartition('.')[0]}.mlir") is None:
+        raise BackendError(f"{operator} has no stages on backend mlir")
+    with kernels_taken() as taken:
+        suite.call(*inputs, backend=Backend.MLIR)
+    return CompiledStages(taken[-1].digest, taken[-1].stages)

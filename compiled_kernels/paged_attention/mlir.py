@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, KVPages, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 from compiled_kernels.paged_attention.api import PagedKV
@@ -81,12 +80,6 @@ def attend(
         arguments = own, *pages, *tables, sizes, *chosen, *work, *logits, part(out, rows)
         BoundCall(compiled(reads, operator).address, arguments)()
     return out
-
-
-def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
-    """Return every stage of the function that runs for `case`."""
-    q, kv, spans, parameters = suite_of(operator).make_inputs(case)
-    return compiled(_context(q, kv, parameters, spans.decode_only), operator).stages
 
 
 def _context(q: Tensor, kv: PagedKV, parameters: AttentionParameters, decodes: bool) -> Context:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.paged_attention.mlir import attend, compiled
+from compiled_kernels.paged_attention.mlir import attend
 from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
 from compiled_kernels.quantized_attention.mlir_context import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import (
@@ -41,9 +38,3 @@ def _context(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters, decode
     shape = kind.from_tensors(NAME, q, recent, parameters, layout=layout)
     check_sinks(NAME, "mlir", rule, shape.sliding_window, shape.num_sink_tokens)
     return QuantizedContext(shape)
-
-
-def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
-    """Return every stage of the function that runs for `case`."""
-    q, kv, spans, parameters = suite_of(operator).make_inputs(case)
-    return compiled(_context(q, kv, parameters, spans.decode_only), operator).stages

@@ -3,8 +3,6 @@ they equal float64 is `test_agreement.py`'s."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -17,9 +15,8 @@ from compiled_kernels.builder.target import Named, largest_divisor
 from compiled_kernels.builder.vectors import totals
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.linear import mlir
-from compiled_kernels.linear.cases import SUITES
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
-from compiled_kernels.mlir import compile_text
+from compiled_kernels.mlir import compile_text, stages
 from compiled_kernels.mlir.invoke import BoundCall
 from tests.helpers.kernels import kernel_problem, needs_mlir
 
@@ -37,21 +34,8 @@ def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 130, 513, 0):
         assert kernel_problem(name, Backend.MLIR, row | {"tokens": tokens}, tokens) is None, tokens
     assert compiled.cache_info().misses - before == (4 if operator == "linear" else TILE_ROWS + 1)
-    shown = mlir.stages(Case("chosen", row | {"tokens": 513}, CaseCost(0, 0)), operator)
-    assert shown["vector"].count("\n") < 2000
-
-
-@needs_mlir
-def test_every_small_case_of_a_product_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of widths that are no whole words, and of groups that do not divide them. Nothing is compiled."""
-    monkeypatch.setattr(mlir, "_compiled", mlir._compiled.__wrapped__)
-    monkeypatch.setattr(
-        mlir, "compile_entry", lambda name, level, emit: SimpleNamespace(stages={"vector": text_of(emit)})
-    )
-    for suite in SUITES:
-        for case in suite.cases:
-            if case.arguments["tokens"] == 5:
-                assert "@linear(" in mlir.stages(case, suite.operator)["vector"], case.shape
+    shown = stages(name, Case("chosen", row | {"tokens": 513}, CaseCost(0, 0)))
+    assert shown.stages["vector"].count("\n") < 2000
 
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))

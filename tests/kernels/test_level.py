@@ -120,6 +120,7 @@ SHOWN = {
     "paged_attention": "decode 3 ragged bfloat16",
     "quantized_attention": "decode 3 ragged int8 bfloat16",
     "kv_write": "16x3x64 bfloat16",
+    "expert_linear": "5 of 3 64x64 panels bfloat16",
 }
 
 
