@@ -39,7 +39,7 @@ class Weight(NamedTuple):
 BOUNDS: dict[str, Weight] = {
     "benchmarks": Weight(19_700),  # 19,000 before 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
     # Issue 37 asks for 140,000, of which one product and two walks over pages (issue 38) reached this.
-    "compiled_kernels": Weight(154_600),
+    "compiled_kernels": Weight(154_700),
     "docs": Weight(500, 100),
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
