@@ -82,7 +82,7 @@ def exact(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, *store
 
 # (rows, experts, width, out, whether in panels, experts named): decode and prefill of OLMoE's kind, ragged ones, one
 # expert that takes all, more experts than rows.
-SHAPES = [
+SHAPES: list[tuple[int, int, int, int, bool, int | None]] = [
     (4, 32, 576, 1536, False, None), (64, 32, 576, 1536, False, None), (5, 3, 16, 7, False, None),
     (1, 4, 33, 5, False, None), (9, 4, 48, 40, False, 1), (8, 16, 576, 1536, True, None),
     (256, 16, 576, 1536, True, None), (5, 3, 64, 64, True, None), (40, 4, 352, 192, True, 1),
@@ -114,9 +114,13 @@ def case(
     return Case(name, arguments, CaseCost(read * stored, 2 * rows * width * out), timed=width > 500)
 
 
-EVERY = [
-    *((*sizes, DENSE_MATRIX) for sizes in SHAPES),
-    *((rows, experts, width, out, panels, None, format) for rows, experts, width, out, panels, format in CODES),
+DTYPES = torch.float32, torch.bfloat16
+CASES = [case(*sizes, DENSE_MATRIX, dtype) for sizes in SHAPES for dtype in DTYPES]
+CASES += [
+    case(rows, experts, width, out, panels, None, format, dtype)
+    for rows, experts, width, out, panels, format in CODES
+    for dtype in DTYPES
 ]
-CASES = tuple(case(*each, dtype) for each in EVERY for dtype in (torch.float32, torch.bfloat16))
-SUITES = (Suite("expert_linear", inputs, compiled_kernels.expert_linear, CASES, terms, exact=exact, scale=scale),)
+SUITES = (
+    Suite("expert_linear", inputs, compiled_kernels.expert_linear, tuple(CASES), terms, exact=exact, scale=scale),
+)
