@@ -23,7 +23,6 @@ import openai
 from tests.patience import limit
 from tests.prompt import model_templates
 from tests.serve.strangers import CHAT, serving
-from tests.thorough import THOROUGH
 from workbench.agents.arguments import find_fault
 
 Json = dict[str, Any]
@@ -131,17 +130,15 @@ def completions(client: openai.OpenAI, echo: bool) -> bool:
 
 
 def scenarios(url: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield each scenario by name; what it returns is true. Every protocol and every template is streamed and not, and
-    in `make test-thorough` each template in each protocol is both."""
+    """Yield each scenario by name; what it returns is true."""
     vendor = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=limit(60))
     other = anthropic.Anthropic(base_url=url, api_key="k", max_retries=0, timeout=limit(60))
     ways: list[tuple[Callable[..., Any], Any]] = [(chat, vendor), (messages, other), (responses, vendor)]
     for number, (shape, declared) in enumerate(SHAPES.items()):
         tool = {"name": "count", "description": "Count.", **declared}
         for place, (run, client) in enumerate(ways):
-            plain, one = shape == "plain", [*TEMPLATES][(number + place) % len(TEMPLATES)]
-            for turn, model in enumerate(TEMPLATES if plain else [one]):
-                for streams in (False, True) if plain and THOROUGH else (plain and (turn + place) % 2 == 1,):
+            for model in TEMPLATES if shape == "plain" else [[*TEMPLATES][(number + place) % len(TEMPLATES)]]:
+                for streams in (False, True) if shape == "plain" else (False,):
                     words = f"{model}, {run.__name__}, {shape}{', streamed' if streams else ''}"
                     yield words, partial(run, client, model, tool, streams)
     for echo in (False, True):
