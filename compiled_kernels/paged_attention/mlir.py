@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,26 +60,29 @@ def attend(
     logits = [] if sinks is None else [sinks.float().contiguous()]
     out = torch.zeros_like(q)
     decodes, longer = (len(q), []) if spans.decode_only else spans.decodes_and_longer()
-    together = slice(0, decodes)
 
     def part(tensor: Tensor, place: slice | int) -> Tensor:
         return tensor if spans.decode_only else tensor[place]  # a view takes microseconds
 
-    for seqs, rows, length in [*[(together, together, 0)] * bool(decodes), *longer]:
-        own = part(q, rows)
-        reads = context(own, kv, parameters, length == 0)
-        shape, tables = reads.shape, [part(table, seqs).int().contiguous() for table in kv.tables[::-1]]
+    def run(reads: Context, rows: slice, length: int, tables: list[Tensor], work: Iterable[Tensor]) -> None:
         sizes = torch.tensor([rows.stop - rows.start, length, *(table.shape[-1] for table in tables), 0][:4])
+        tables = [table.int().contiguous() for table in tables]
         chosen = [] if kv.chosen is None else [part(kv.chosen, rows).to(torch.int8).contiguous()]
-        if length:
-            positions = -(-length // BLOCK_POSITIONS) * BLOCK_POSITIONS * shape.num_kv_heads * len(tables)
-            elements = positions * shape.head_dim // shape.values_per_element
-            work = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
-        else:
-            tables.append(part(spans.context_lengths, rows).int().contiguous())
-            work = [torch.empty(decodes, shape.num_heads, shape.chunks, shape.head_dim + 2)]
-        arguments = own, *pages, *tables, sizes, *chosen, *work, *logits, part(out, rows)
+        arguments = part(q, rows), *pages, *tables, sizes, *chosen, *work, *logits, part(out, rows)
         BoundCall(compiled(reads, operator).address, arguments)()
+
+    if decodes:
+        rows = slice(0, decodes)
+        reads = context(part(q, rows), kv, parameters, True)
+        tables = [part(table, rows) for table in (*kv.tables[::-1], spans.context_lengths)]
+        partial = torch.empty(decodes, reads.shape.num_heads, reads.shape.chunks, reads.shape.head_dim + 2)
+        run(reads, rows, 0, tables, [partial])
+    for seq, rows, length in longer:
+        reads = context(q[rows], kv, parameters, False)
+        tables = [table[seq] for table in kv.tables[::-1]]
+        positions = -(-length // BLOCK_POSITIONS) * BLOCK_POSITIONS * reads.shape.num_kv_heads * len(tables)
+        elements = positions * reads.shape.head_dim // reads.shape.values_per_element
+        run(reads, rows, length, tables, torch.empty(2, elements, dtype=torch.int32))  # of 4 bytes, as float32 is
     return out
 
 

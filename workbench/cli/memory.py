@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError
 
 
 def memory(
-    spec: Annotated[str, typer.Argument(help="shape:NAME, demo, a folder with a config.json, or a config.json")],
+    spec: Annotated[str, typer.Argument(help="shape:NAME, demo, smollm2, FILE.gguf, or a folder or its config.json")],
     context: Annotated[
         int | None, typer.Option(help="tokens of each sequence; the model's own context unless given")
     ] = None,
