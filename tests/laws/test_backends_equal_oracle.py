@@ -252,7 +252,7 @@ EVERY_RULE = layer(4, 2, softcap=3.0, sink_logits=True, qk_norm=True, sliding_wi
                    mask=own("even"), score=own("farther"))  # fmt: skip
 # Three prompts in the first step, a longer one beside their decodes, then three rows in a bucket of four: Inductor
 # compiles no graph for one decode, and one head. Those are test_compiled.py's, and the same Python is held above.
-IN_ONE_BUCKET = [request("ends", 5, 3), *in_step(4, 3, tokens=5), request("long", 20, 3)]
+ONE_BUCKET = [request("ends", 5, 3), *in_step(4, 3, tokens=5), request("long", 20, 3)]
 COMPILED: list[tuple[str | ModelSpec, str, str, str, CompileUnit]] = [  # few: each takes many seconds
     (spec_of(EVERY_RULE), "float32", "dense", "inductor", "block"),
     (spec_of(layer(4, 2, bias=True)), "float32", "dense", "auto", "block"),
@@ -270,7 +270,7 @@ COMPILED: list[tuple[str | ModelSpec, str, str, str, CompileUnit]] = [  # few: e
 def test_what_inductor_compiles_equals_oracle(
     layers: str | ModelSpec, weights: str, cache: str, backend: str, unit: CompileUnit
 ) -> None:
-    holds(layers, weights, cache, 8, backend, True, IN_ONE_BUCKET, max_num_seqs=4, max_num_batched_tokens=16, compile=unit)
+    holds(layers, weights, cache, 8, backend, True, ONE_BUCKET, max_num_seqs=4, max_num_batched_tokens=16, compile=unit)
 
 
 def test_rows_are_those_that_the_table_allows() -> None:
