@@ -25,7 +25,7 @@ from compiled_kernels.mlir.emulate import emulate_instructions
 from compiled_kernels.mlir.execute import JITCode, Kernel, SharedObject, capture_native_errors, open_globally
 from compiled_kernels.mlir.invoke import libgomp_path
 from compiled_kernels.mlir.lower import lower, sources
-from compiled_kernels.mlir.pipeline import Processor, passes_to_llvm, processor_of, run_pipeline, target_level
+from compiled_kernels.mlir.pipeline import ONCE, Processor, passes_to_llvm, processor_of, run_pipeline, target_level
 from compiled_kernels.mlir.rewrites import expand_exp
 from compiled_kernels.result_cache import own_code
 
@@ -234,6 +234,7 @@ def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = 
 
     module = parsed(text)
     with module.context, Location.unknown():
+        run_pipeline(module, ONCE)
         expand_exp(module)
         if emulated:
             emulate_instructions(module)

@@ -28,6 +28,8 @@ BUFFERIZE = (
     "canonicalize,cse,drop-equivalent-buffer-results{modify-public-functions=1},func.func(buffer-loop-hoisting),"
     "buffer-deallocation-pipeline,canonicalize,cse"
 )
+# Products of one size in layers of several kinds, say: what differs in its name alone is compiled once.
+ONCE = "duplicate-function-elimination"
 LOOPS = "convert-bufferization-to-memref,func.func(scf-forall-to-for,convert-linalg-to-loops,promote-buffers-to-stack)"
 # Arithmetic on bfloat16 is float32's, rounded: LLVM would round by calling a library where there is no instruction.
 IN_FLOAT32 = "func.func(arith-emulate-unsupported-floats{source-types=bf16 target-type=f32})"
@@ -43,7 +45,9 @@ def run_pipeline(module: Any, text: str) -> None:
 
     with module.context, Location.unknown():
         try:
-            PassManager.parse(f"builtin.module({text})").run(module.operation)
+            passes = PassManager.parse(f"builtin.module({text})")
+            passes.enable_verifier(False)  # what is read was verified, and what is left is when LLVM takes it
+            passes.run(module.operation)
         except MLIRError as error:
             raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None
 

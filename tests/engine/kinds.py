@@ -30,7 +30,7 @@ def _wide(hidden: int = 64, bias: bool = False, **slots: Any) -> LayerSpec:
 WIDE = spec_of(
     _wide(bias=True, qk_norm=True),
     _wide(96, sliding_window=9, num_sink_tokens=2, rotary=RotaryConfig(rope_theta=50.0)),
-    _wide(position="none", sink_logits=True, softcap=1.5),
+    _wide(bias=True, position="none", sink_logits=True, softcap=1.5),
 ).model_copy(update={"hidden_size": 64})
 WINDOWS = st.sampled_from([None, None, 3, 9])
 ROTARIES = st.builds(
