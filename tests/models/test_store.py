@@ -61,8 +61,8 @@ def test_a_model_at_hand_is_loaded_by_name_and_speaks(smollm2: Path, monkeypatch
 
 def test_memory_and_speed_are_asked_by_name(smollm2: Path) -> None:
     assert answer("memory smollm2") == answer("memory", str(smollm2))
-    command = "bench --model smollm2 --backend eager --batch 1 --depth 0 --prompt 8 --generate 2 --repetitions 1 --no-memory"
-    assert [row["status"] for row in answer(command)["rows"]] == ["ok", "ok"]
+    little = "--batch 1 --depth 0 --prompt 8 --generate 2 --repetitions 1 --no-memory"
+    assert [row["status"] for row in answer(f"bench --model smollm2 --backend eager {little}")["rows"]] == ["ok", "ok"]
 
 
 def test_removal(smollm2: Path) -> None:
