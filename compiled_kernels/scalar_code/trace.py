@@ -129,9 +129,7 @@ def _computed(node: Node, constants: Mapping[Node, Tensor]) -> Tensor:
 class _Step:
     """One node of the graph, added to the builder."""
 
-    def __init__(
-        self, builder: Builder, values: Mapping[Node, int], constants: Mapping[Node, Tensor], node: Node
-    ):
+    def __init__(self, builder: Builder, values: Mapping[Node, int], constants: Mapping[Node, Tensor], node: Node):
         self.builder, self.values, self.constants, self.node = builder, values, constants, node
         self.name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         if isinstance(node.target, torch._ops.OpOverload):

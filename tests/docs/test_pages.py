@@ -81,9 +81,7 @@ MARKS = {"docs/guide/tensor_parallel.md": pytest.mark.processes} | {
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(page, ())) for page in RUN])
-def test_python_of_a_page_prints_what_the_page_says(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_of_a_page_prints_what_the_page_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outputs = printed(RUN[page], page)
     for block, output in zip(RUN[page], outputs, strict=True):
