@@ -69,19 +69,20 @@ def slow_start() -> Iterator[None]:
 def _write_agent_ports(node: Any) -> None:
     """Write the ports that a raylet waits for until its agents write them: it ends after 15 seconds, without a setting
     (issue 65983 of ray-project/ray). Nothing here uses metrics or the dashboard, which get no port."""
-    with suppress(ImportError):  # a Ray that waits for no file
+    try:
         from ray._raylet import (
             DASHBOARD_AGENT_LISTEN_PORT_NAME,
             METRICS_AGENT_PORT_NAME,
             METRICS_EXPORT_PORT_NAME,
             persist_port,
         )
-
-        for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
-            persist_port(node.get_session_dir_path(), node.node_id, name, -1)
-        with socket.socket() as free:
-            free.bind(("", 0))
-            node._ray_params.runtime_env_agent_port = free.getsockname()[1]
+    except ImportError:  # a Ray that waits for no file
+        return
+    for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+        persist_port(node.get_session_dir_path(), node.node_id, name, -1)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        node._ray_params.runtime_env_agent_port = node._ray_params.runtime_env_agent_port or free.getsockname()[1]
 
 
 def ended_raylets() -> set[str]:

@@ -134,14 +134,6 @@ class JITCode:
         return run
 
 
-class StageTexts(dict[str, str]):
-    """The text of each stage by its name, in order; `digest` names the artifact they were read from."""
-
-    def __init__(self, digest: str, texts: Mapping[str, str]):
-        super().__init__(texts)
-        self.digest = digest
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One function of compiled code.
@@ -169,11 +161,11 @@ class Kernel:
         return self.code.callable(name or self.entry, arguments)
 
     @cached_property
-    def stages(self) -> StageTexts:
+    def stages(self) -> dict[str, str]:
         """Return the text of each stage the code went through; `asm` is what the shared object holds."""
         texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else self.texts
         assembly = "" if self.library is None else _disassembled(self.library)
-        return StageTexts(self.digest, {**texts, **({"asm": assembly} if assembly else {})})
+        return {**texts, **({"asm": assembly} if assembly else {})}
 
 
 _taken: ContextVar[list[Kernel] | None] = ContextVar("taken", default=None)

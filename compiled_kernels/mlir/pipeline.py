@@ -38,15 +38,16 @@ PACKED_PREFIX = "packed_"
 TUNE_CPU = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
 
 
-def run_pipeline(module: Any, text: str) -> None:
-    """Run a pass pipeline on `module`, in place; raises BackendError with MLIR's message."""
+def run_pipeline(module: Any, text: str, verify: bool = True) -> None:
+    """Run a pass pipeline on `module`, in place, and `verify` it after each pass; raises BackendError with MLIR's
+    message."""
     from torch_mlir.ir import Location, MLIRError  # type: ignore[attr-defined] (not in its stubs)
     from torch_mlir.passmanager import PassManager  # type: ignore[attr-defined] (not in its stubs)
 
     with module.context, Location.unknown():
         try:
             passes = PassManager.parse(f"builtin.module({text})")
-            passes.enable_verifier(False)  # what is read was verified, and what is left is when LLVM takes it
+            passes.enable_verifier(verify)
             passes.run(module.operation)
         except MLIRError as error:
             raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None

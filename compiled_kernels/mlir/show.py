@@ -40,4 +40,6 @@ def stages(operator: str, case: Case | None = None) -> CompiledStages:
         raise BackendError(f"{operator} has no stages on backend mlir")
     with kernels_taken() as taken:
         suite.call(*inputs, backend=Backend.MLIR)
+    if not taken:
+        raise BackendError(f"{operator}: its case {(case or suite.cases[0]).name!r} runs no kernel")
     return CompiledStages(taken[-1].digest, taken[-1].stages)

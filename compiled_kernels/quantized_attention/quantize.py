@@ -92,6 +92,8 @@ def unpack_codes(
 ) -> UInt8[Tensor, "*before summed kept"]:
     """Undo `pack_codes`."""
     bits = INTEGER_BITS.get(kind, 8)
+    if bits == 8:  # nothing to shift
+        return rearrange(stored, "... word kept four -> ... (word four) kept")
     parts = torch.stack([(stored >> at) & (2**bits - 1) for at in range(0, 8, bits)])
     return rearrange(parts, "part ... word kept four -> ... (word part four) kept")
 

@@ -116,6 +116,29 @@ def test_a_raylet_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
         assert ray_start.ended_raylets() - before == {str(process.pid)}
 
 
+def test_a_raylet_finds_the_ports_that_its_agents_would_write_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
+    from ray._private import node
+    from ray._raylet import wait_for_persisted_port
+
+    found: list[int] = []
+
+    def start_raylet(self: Any) -> None:
+        for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"):
+            found.append(wait_for_persisted_port(str(tmp_path), self.node_id, name, timeout_ms=1))
+        found.append(self._ray_params.runtime_env_agent_port)
+
+    monkeypatch.setattr(node.Node, "start_raylet", start_raylet)
+    given = SimpleNamespace(runtime_env_agent_port=None)
+    started = SimpleNamespace(get_session_dir_path=lambda: str(tmp_path), node_id="ab" * 28, _ray_params=given)
+    with ray_start.slow_start():
+        node.Node.start_raylet(started)
+    assert found[:3] == [-1, -1, -1] and found[3] > 1023
+    assert node.Node.start_raylet is start_raylet
+
+
 @pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_last_launcher_shuts_ray_down(use: Callable[[StubRay], StubRay], first: int, address: str | None) -> None:

@@ -29,6 +29,7 @@ from compiled_kernels.quantized_attention import (
 )
 from compiled_kernels.quantized_attention.quantize import (
     INTEGER_BITS,
+    SCALED_FORMATS,
     codes_per_word,
     decode_e4m3,
     pack_codes,
@@ -38,8 +39,7 @@ from tests.helpers.kernels import needs_mlir
 from tests.thorough import tries
 from tools.lint.tree import ROOT, pages
 
-INTEGERS = st.sampled_from(["int8", "int4"])
-KINDS = st.sampled_from(["int8", "int4", "fp8"])
+INTEGERS, KINDS = st.sampled_from(list(INTEGER_BITS)), st.sampled_from(SCALED_FORMATS)
 seeds = st.integers(0, 2**31)
 
 

@@ -215,7 +215,7 @@ def test_packed_pages_equal_modules(cache: str, backend: str, layers: str, weigh
 AT_LEVELS = ["bfloat16", "int8 rows", "int4 with minima", "int8 by group"]
 # More than one run of rows, from the first step to the last: few steps are compiled. Code grows with rows, and code for
 # instructions that this machine lacks takes long to compile: there steps are of 32 rows, and then of four.
-SEVENTEEN = in_step(*[3] * 16, 16)
+SEVENTEEN = [request(f"r{i}", 3 + i, 5) for i in range(17)] if THOROUGH else in_step(*[3] * 16, 16)
 SHORT = [request(f"r{i}", 1 + i % 2, 12 if i < 3 else 10) for i in range(17)]
 ONE_LAYER = {  # or two alike; of the three some have biases, norms of queries and keys, windows, sinks and caps
     "windows": spec_of(LAYERS["windows"].layers[0]), "wide": WIDE.model_copy(update={"layers": WIDE.layers[1:2]}),
@@ -252,7 +252,8 @@ def test_any_layers_equal_oracle_in_the_compiled_step(spec: ModelSpec, together:
 EVERY_RULE = layer(4, 2, softcap=3.0, sink_logits=True, qk_norm=True, sliding_window=9, num_sink_tokens=1,
                    mask=own("even"), score=own("farther"))  # fmt: skip
 # Three prompts in the first step, a longer one beside their decodes, then three rows in a bucket of four: Inductor
-# compiles no graph for one decode, and one head. Those are test_compiled.py's, and the same Python is held above.
+# compiles no graph for one decode, and one head. Those are test_compiled.py's and test-thorough's, and the same Python
+# is held above.
 ONE_BUCKET = [request("ends", 5, 3), *in_step(4, 3, tokens=5), request("long", 20, 3)]
 COMPILED: list[tuple[str | ModelSpec, str, str, str, CompileUnit]] = [  # few: each takes many seconds
     (spec_of(EVERY_RULE), "float32", "dense", "inductor", "block"),
@@ -271,7 +272,8 @@ COMPILED: list[tuple[str | ModelSpec, str, str, str, CompileUnit]] = [  # few: e
 def test_what_inductor_compiles_equals_oracle(
     layers: str | ModelSpec, weights: str, cache: str, backend: str, unit: CompileUnit
 ) -> None:
-    holds(layers, weights, cache, 8, backend, True, ONE_BUCKET, max_num_seqs=4, max_num_batched_tokens=16, compile=unit)
+    few: dict[str, Any] = {"asked": ONE_BUCKET, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    holds(layers, weights, cache, 8, backend, compile=unit, **({} if THOROUGH else few))
 
 
 def test_rows_are_those_that_the_table_allows() -> None:

@@ -185,7 +185,7 @@ def test_a_config_of_no_known_family_that_cannot_be_counted(tmp_path: Path, chan
 
 REPORTS = [
     ({"name": "shape:llama-3-70"}, "did you mean 'llama-3-70b'"),
-    ({"name": "no-such-folder"}, "no config.json there"),
+    ({"name": "no-such-folder"}, "no model 'no-such-folder'"),
     ({"name": "demo", "dtype": "float17"}, "did you mean 'float1"),
     ({"name": "demo", "weights": "int5"}, "unknown weight format 'int5'"),
     ({"name": "demo", "cache": "int5"}, "cache.format"),

@@ -15,7 +15,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 import torch
 from pydantic import Field, ValidationError, model_validator
 
-from compiled_kernels.quantized_attention import PageFormat, QuantFormat, QuantizationRule, bits_per_number
+from compiled_kernels.quantized_attention import (
+    PageFormat,
+    QuantFormat,
+    QuantizationRule,
+    bits_per_number,
+    codes_per_word,
+)
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.kv_cache.codec import LoadedCodec, load_codec, stored_bytes
 from workbench.kv_cache.pages import KVCacheGroup
@@ -266,7 +272,7 @@ class KVCacheSpec:
         """Return the page formats of quantized keys and values; WorkbenchError for heads that do not fit them."""
         keys, values = self.format.key_value_formats
         columns = min(self.format.columns, self.head_dim)
-        for name, kind, each in (("keys", keys, 8 if keys == "int4" else 4), ("values", values, columns)):
+        for name, kind, each in (("keys", keys, codes_per_word(keys)), ("values", values, columns)):
             if kind != "dense" and self.head_dim % each:
                 raise WorkbenchError(
                     f"cache: {kind} {name} are quantized {each} columns at a time; heads have {self.head_dim}"

@@ -18,7 +18,7 @@ import torch
 
 from compiled_kernels.quantized_attention import bits_per_number
 from workbench.engine.config import DTYPES
-from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX
+from workbench.engine.loaded_model import SHAPE_PREFIX, model_folder
 from workbench.errors import WorkbenchError, nearest
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import KVCacheSpec
@@ -33,7 +33,6 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.model.variants import change_spec
-from workbench.models.store import fetched_model
 
 UNITS = {
     "": 1,
@@ -80,18 +79,17 @@ def describe_longest(found: dict[str, Any]) -> str:
 
 
 def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
-    """Return the architecture of a named shape, a shipped model, a folder or a config.json, and remarks on what it
-    leaves out."""
+    """Return the architecture of whatever a model's name means, or of a config.json, and remarks on what it leaves
+    out."""
     if name.startswith(SHAPE_PREFIX):
         return named_shape(name.removeprefix(SHAPE_PREFIX)), []
-    place = BUNDLED_MODELS.get(name) or fetched_model(name) or Path(name)
+    place = Path(name) if Path(name).is_file() else model_folder(name)
+    assert place is not None  # no shape
     if gguf_file(place) is not None:
         return read_spec(place), []
     file = place / "config.json" if place.is_dir() else place
     if not file.is_file():
-        raise WorkbenchError(
-            f"{name}: no config.json there; name one, a folder with one, FILE.gguf, demo, or {SHAPE_PREFIX}NAME"
-        )
+        raise WorkbenchError(f"{name}: no config.json there")
     return spec_from_any_config(file)
 
 
