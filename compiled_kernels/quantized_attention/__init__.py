@@ -7,7 +7,6 @@ from compiled_kernels.quantized_attention.quantize import (
     QuantizedTensor,
     bits_per_number,
     codes_per_word,
-    codes_per_word,
     dequantize,
     hadamard_rotate,
     quantize,
