@@ -39,12 +39,12 @@ class Weight(NamedTuple):
 BOUNDS: dict[str, Weight] = {
     "benchmarks": Weight(19_700),  # 19,000 before 34: the log-probabilities of llama.cpp; 37: a file beside llama.cpp
     # Issue 37 asks for 140,000, of which one product and two walks over pages (issue 38) reached this.
-    "compiled_kernels": Weight(154_700),
+    "compiled_kernels": Weight(154_750),
     "docs": Weight(500, 100),
     "experiments": Weight(131_500, 0, 78_000),  # 130,000 before issue 34: perplexity beside llama.cpp
     "notebooks": Weight(9_500),
     "records": Weight(0, 0, inf),
-    "tests": Weight(764_900),  # issue 32 asks for 600,000: mutants, real models (34), doors (35); 37: formats, levels
+    "tests": Weight(765_100),  # issue 32 asks for 600,000: mutants, real models (34), doors (35); 37: formats, levels
     "tools": Weight(34_400, 200),  # 22,000 before issue 32: guards, planted bugs; 35: methods; 36: a walk, fields
     "workbench": Weight(18_950),  # issue 35: methods of a user's part are checked here; Ray's start
     "workbench/agents": Weight(15_600),  # 12,000 before issue 33: forms of calls, and the check of arguments

@@ -238,9 +238,7 @@ def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = 
         expand_exp(module)
         if emulated:
             emulate_instructions(module)
-        run_pipeline(
-            module, pipeline, verify=False
-        )  # LLVM verifies what it takes: here each of some thirty passes would
+        run_pipeline(module, pipeline, verify=False)  # LLVM verifies what it takes; here some thirty passes would
         target_level(module, processor)
     return module
 
