@@ -85,7 +85,7 @@ REFUSALS = [
     ("bench --repetitions 0", "repetitions 0: must be at least 1"),
     ("bench --depth 100", "depth 100: must be a multiple of 512"),
     ("bench --model shape:tyni", "no shape 'tyni'"),
-    ("bench --model nowhere", "nowhere: no such folder"),
+    ("bench --model nowhere", "no model 'nowhere'"),
     ("bench --format xml", "Invalid value for '--format'"),
     ("bench --peers --model demo", "give shape:NAME"),
     ("bench --peers --format csv", "--format csv: peers have table, md and json"),

@@ -125,7 +125,7 @@ def test_the_picture_holds_every_stage_its_size_and_the_text(view: KernelView) -
 
 
 def test_a_backend_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
-    lacking = KernelView("expert_linear", backends=("eager", "mlir")).make()
+    lacking = KernelView("top_logprobs", backends=("eager", "mlir")).make()
     assert "cannot be made here" in Text(lacking.picture()).text and lacking.text
     lacking.backend = "mlir"
     assert lacking.wait() and lacking.text == "" and "cannot be made here" in lacking.picture()
