@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import socket
@@ -69,17 +70,11 @@ def slow_start() -> Iterator[None]:
 def _write_agent_ports(node: Any) -> None:
     """Write the ports that a raylet waits for until its agents write them: it ends after 15 seconds, without a setting
     (issue 65983 of ray-project/ray). Nothing here uses metrics or the dashboard, which get no port."""
-    try:
-        from ray._raylet import (
-            DASHBOARD_AGENT_LISTEN_PORT_NAME,
-            METRICS_AGENT_PORT_NAME,
-            METRICS_EXPORT_PORT_NAME,
-            persist_port,
-        )
-    except ImportError:  # a Ray that waits for no file
+    raylet = importlib.import_module("ray._raylet")  # which has no stubs
+    if not hasattr(raylet, "persist_port"):  # a Ray that waits for no file
         return
-    for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
-        persist_port(node.get_session_dir_path(), node.node_id, name, -1)
+    for agent in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN"):
+        raylet.persist_port(node.get_session_dir_path(), node.node_id, getattr(raylet, f"{agent}_PORT_NAME"), -1)
     with socket.socket() as free:
         free.bind(("", 0))
         node._ray_params.runtime_env_agent_port = node._ray_params.runtime_env_agent_port or free.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import subprocess
@@ -121,20 +122,21 @@ def test_a_raylet_finds_the_ports_that_its_agents_would_write_late(
 ) -> None:
     pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
     from ray._private import node
-    from ray._raylet import wait_for_persisted_port
 
+    wait = importlib.import_module("ray._raylet").wait_for_persisted_port
     found: list[int] = []
 
     def start_raylet(self: Any) -> None:
         for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"):
-            found.append(wait_for_persisted_port(str(tmp_path), self.node_id, name, timeout_ms=1))
+            found.append(wait(str(tmp_path), self.node_id, name, timeout_ms=1))
         found.append(self._ray_params.runtime_env_agent_port)
 
     monkeypatch.setattr(node.Node, "start_raylet", start_raylet)
     given = SimpleNamespace(runtime_env_agent_port=None)
     started = SimpleNamespace(get_session_dir_path=lambda: str(tmp_path), node_id="ab" * 28, _ray_params=given)
     with ray_start.slow_start():
-        node.Node.start_raylet(started)
+        start: Any = node.Node.start_raylet
+        start(started)
     assert found[:3] == [-1, -1, -1] and found[3] > 1023
     assert node.Node.start_raylet is start_raylet
 
