@@ -238,7 +238,7 @@ def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = 
         expand_exp(module)
         if emulated:
             emulate_instructions(module)
-        run_pipeline(module, pipeline, verify=False)  # LLVM verifies what it takes; here some thirty passes would
+        run_pipeline(module, pipeline, verify=False)  # thirty passes would; LLVM verifies what it takes
         target_level(module, processor)
     return module
 
