@@ -1,1 +1,1 @@
-"""Benchmarks that are not part of the library: other tools on the same weights."""
+"""Benchmark other inference tools on the same weights as the workbench; no part of the library."""

@@ -1,6 +1,6 @@
-"""Operators of a decoder model, each with a specification and the backends that carry it out.
+"""Operators of a decoder model, each with a specification and the backends that implement it.
 
-A leaf: tensors in, tensors out; it never imports `workbench`.
+Operators take and return tensors; this package never imports `workbench`.
 """
 
 from compiled_kernels.backends import Backend, BackendError, backend_problems
@@ -35,4 +35,4 @@ __all__ = [
     "top_logprobs",
 ]
 
-limit_libraries()  # torch and oneDNN ask what they may use at their first operation
+limit_libraries()  # before torch's and oneDNN's first operation, when they read their limits

@@ -1,11 +1,11 @@
-"""The bound within which a backend is right: row by row, its error against float64 is at most that of the eager
-backend in the same precision, plus a rounding term. A row lies along an output's last axis.
+"""Compare backends with the specification. A backend is right if, row by row, its error against float64 is at most the
+error of the eager backend in the same precision, plus a rounding term. A row is along an output's last axis.
 
-The rounding term is `scale` x (`terms` x the epsilon of float32 + the epsilon of the output's type): sums in float32
-in another order, and one rounding. n additions, each rounded by at most half an epsilon one way or the other, are a
-random walk: of terms of either sign they leave about sqrt(n / 8), of one sign sqrt(n / 12) epsilons of the sum's own
-size as a standard deviation (Higham and Mary, 2019), so that `terms` of sqrt(n) and a small constant are three
-deviations.
+The rounding term is `scale` x (`terms` x the epsilon of float32 + the epsilon of the output's type): it allows for sums
+in float32 in another order, and for one rounding. `scale` is the size of the numbers that are added. The errors of n
+additions, each of at most half an epsilon, form a random walk: their standard deviation, in epsilons of the sum's size,
+is about sqrt(n / 8) for terms of mixed sign and sqrt(n / 12) for terms of one sign (Higham and Mary, 2019), so `terms`
+= sqrt(n) plus a small constant is three deviations.
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ def disagreement(
 
     Args:
         suite: the operator's cases, with its specification in float64.
-        case: the case that `inputs` belong to; its arguments decide the rounding term.
-        inputs: arguments of the operator, as `suite` makes them.
+        case: the case of `inputs`; its arguments determine the rounding term.
+        inputs: arguments of the operator, built by `suite`.
         backend: the backend under test.
-        form: a compiled form called as `form(*inputs)` in place of the suite's call. Without it, memory that the
-            backend takes from torch is filled with NaN first.
+        form: a compiled form called as `form(*inputs)` in place of the suite's call. Without it, memory allocated by
+            torch is filled with NaN first.
 
     Returns:
-        The first disagreement in words; None where the backend is right.
+        A description of the first disagreement; None if the backend is right.
     """
     given = form(*inputs) if form else on_nan_memory(suite, inputs, backend)
     return output_disagreement(suite, case, inputs, given)
 
 
 def on_nan_memory(suite: Suite, inputs: tuple, backend: Backend) -> Any:
-    """Carry out the operator of `suite` on memory that holds NaN where nothing was written."""
+    """Run the operator of `suite` with newly allocated memory filled with NaN."""
     with nan_filled_memory():
         return suite.call(*inputs, backend=backend)
 
 
 def output_disagreement(suite: Suite, case: Case, inputs: tuple, given: Any) -> str | None:
-    """Compare what a backend gave with the specification, as `disagreement` does."""
+    """Compare a backend's output `given` with the specification's; return what differs, or None (see
+    `disagreement`).
+    """
     ours = _outputs(given)
     exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, backend=Backend.EAGER))
     scale = None if suite.scale is None else suite.scale(*inputs)
@@ -71,11 +73,12 @@ def output_disagreement(suite: Suite, case: Case, inputs: tuple, given: Any) -> 
 
 @contextmanager
 def nan_filled_memory() -> Iterator[None]:
-    """Fill what torch.empty and its kin return with NaN (integers with the largest), so that memory left unwritten is
-    seen."""
+    """Fill the results of torch.empty and similar functions with NaN (integers with their maximum), so that unwritten
+    memory is detected.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of operations that are not deterministic: that is not what is asked here
+        warnings.simplefilter("ignore")  # ignore warnings of nondeterministic operations, which are irrelevant here
         torch._C._set_deterministic_algorithms(True, warn_only=True)  # the public one imports Inductor, in 2 s
         try:
             yield

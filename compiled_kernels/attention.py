@@ -1,5 +1,6 @@
-"""Attention as every backend means it: a layer's parameters, spans and pages; and the specification, one span after
-another, each over its own context."""
+"""Define attention for all backends: a layer's parameters, the spans of a step, the pages of keys and values, and the
+specification, which computes one span after another.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from compiled_kernels.page_selection.selection import PageSelection
 
 
 class AttentionParameters(NamedTuple):
-    """A layer's attention, as a rule over scores.
+    """The parameters of a layer's attention: how the scores of a query and the keys become weights.
 
     Attributes:
         scale: factor of the scores.
         mask: predicate over (query, key) positions.
         softcap: c > 0 makes every score c tanh(score / c) (Gemma 2, 2024).
-        sink_logits: one logit a head in the softmax's sum that attends to nothing (gpt-oss, 2025).
-        score: changes each score after the cap.
-        rules: mask and score function as kernels take them, where they are known already: a graph cannot trace them.
-        selection: which pages each query reads, for the cache that has their summaries; all unless given.
+        sink_logits: one logit per head, added to the softmax's sum without a value (gpt-oss, 2025).
+        score: function that changes each score after the cap.
+        rules: mask and score function in the kernels' form, if already known: they cannot be traced within a graph.
+        selection: rule by which each query selects pages, for a cache with page summaries; default: all pages.
     """
 
     scale: float
@@ -37,16 +38,20 @@ class AttentionParameters(NamedTuple):
     selection: PageSelection | None = None
 
     def kernel_rules(self, operator: str, backend: str) -> AttentionRules:
-        """Return mask and score function as a kernel takes them. Raises BackendError for what it cannot take."""
+        """Return the mask and the score function in the form that kernels read. Raises BackendError if that is
+        unsupported.
+        """
         return self.rules or rules_of(self.mask, self.score, operator, backend)
 
 
 class Spans(NamedTuple):
-    """The spans of a step, packed: sequence s owns the rows [starts[s], starts[s + 1]), the last of its
-    `context_lengths[s]` positions. `decode_only` promises that every span has one token.
+    """The packed spans of a step. A span is the run of tokens that the step computes for one sequence: sequence s has
+    the rows [starts[s], starts[s + 1]), the last of its `context_lengths[s]` positions. If `decode_only`, every span
+    has one token.
 
-    Where spans may be trees, `parents` is the row in its span of the token before each token, -1 for the first; a token
-    sees its ancestors in the span, and its position counts them. Only the reference carries that out."""
+    If spans may be trees, `parents` has for each token the row of its parent within the span, -1 for the first; a token
+    sees its ancestors in the span, and its position counts them. Only the reference supports trees.
+    """
 
     starts: Int[Tensor, " seq_plus_one"]
     context_lengths: Int[Tensor, " seq"]
@@ -54,21 +59,24 @@ class Spans(NamedTuple):
     parents: Int[Tensor, " token"] | None = None
 
     def listed(self) -> list[tuple[int, slice, int]]:
-        """Return (sequence, its rows, its context length) of each span."""
+        """Return (sequence, rows, context length) of each span."""
         starts, lengths = self.starts.tolist(), self.context_lengths.tolist()
         return [(seq, slice(starts[seq], starts[seq + 1]), context) for seq, context in enumerate(lengths)]
 
     def decodes_and_longer(self) -> tuple[int, list[tuple[int, slice, int]]]:
-        """Return how many spans of one token come first, and the other spans, but for empty ones."""
+        """Return the number of leading spans with one token, and a list (see `listed`) of the nonempty spans after
+        them.
+        """
         listed = self.listed()
         decodes = next((seq for seq, rows, _ in listed if rows.stop - rows.start != 1), len(listed))
         return decodes, [span for span in listed[decodes:] if span[1].start < span[1].stop]
 
 
 class SpanContext(NamedTuple):
-    """The keys and values that one span's queries read [read, kv_head, dim], the positions of the queries [token, 1]
-    and of what is read [read], and where not every query reads all of it, which does [token, read]; where pages were
-    chosen for each key/value head, which of them [kv_head, 1, token, read]."""
+    """The keys and values that one span's queries read [read, kv_head, dim], with the positions of the queries [token,
+    1] and of the keys [read]. `readable` is true where a query may read a key: [token, read], or [kv_head, 1, token,
+    read] if each key/value head selects pages. None: every query reads all keys.
+    """
 
     k: Tensor
     v: Tensor
@@ -79,70 +87,85 @@ class SpanContext(NamedTuple):
 
     @classmethod
     def whole(cls, k: Tensor, v: Tensor, tokens: int) -> SpanContext:
-        """Return what the last `tokens` positions read of all keys and values up to their own."""
+        """Return the context of a span: it is the last `tokens` positions of a sequence and reads all its keys and
+        values.
+        """
         positions = torch.arange(len(k), device=k.device)
         return cls(k, v, positions[len(k) - tokens :, None], positions)
 
     def allowed(self, mask: Mask) -> Tensor:
-        """Return which queries see what: [token, read]; where heads differ, what one of them sees."""
+        """Return a boolean for each query and key: whether the query sees the key [token, read]. If heads differ, true
+        if any head sees it.
+        """
         seen = mask(self.queries, self.positions)
         return seen if self.readable is None else seen & self.readable
 
     def allowed_to(self, mask: Mask, heads: Tensor) -> Tensor:
-        """Return which queries of `heads` [..., 1, 1] see what: [..., token, read], or without the leading axes where
-        all heads see the same."""
+        """Return a boolean for each query and key: whether the heads `heads` [..., 1, 1] see the key. Its shape is
+        [..., token, read], without the leading axes if the heads do not differ.
+        """
         seen = seen_by_head(mask, self.queries, self.positions, heads)
         seen = seen if self.readable is None else seen & self.readable
         return seen if self.chosen is None else seen & self.chosen
 
 
 class KVPages(Protocol):
-    """Keys and values in pages, of one format."""
+    """Keys and values in pages: the interface that each storage format implements."""
 
     @property
     def flat(self) -> tuple[Any, ...]:
-        """Return the tensors and numbers, as the operator's schema lists them."""
+        """Return these pages as the tensors and numbers that the operator's schema lists, in its order."""
         ...
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
-        """Return the page tables [seq, held]."""
+        """Return the page tables: the numbers of each sequence's pages [seq, held page]."""
         ...
 
     @property
     def chosen(self) -> Tensor | None:
-        """Return which pages of its sequence each query reads [token, kv_head, held]; None for all."""
+        """Return a boolean for each query and page of its sequence: whether the query reads the page [token, kv_head,
+        held page]. None if queries read all pages.
+        """
         ...
 
     def first(self, seqs: int) -> Self:
-        """Return the same pages, with page tables of the first sequences only."""
+        """Return the same pages, with the page tables of only the first `seqs` sequences."""
         ...
 
     def gather(
         self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = CAUSAL
     ) -> SpanContext:
-        """Gather what the queries in `rows`, the last of the `context` positions of a sequence, may read; converted
-        from codes to `dtype`, to float32 at the least unless given. Pages that `mask` hides from all of them, or that
-        none has chosen, are left out."""
+        """Gather the keys and values that the queries in `rows` may read. These queries are the last positions of a
+        sequence of `context` positions. Codes are converted to `dtype` (default: float32 or wider). Pages that `mask`
+        hides from all queries, or that no query selected, are left out.
+        """
         ...
 
     def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return the pages of every sequence whole, for queries at the end of their contexts: keys and values
-        [seq, page, kv_head, offset, dim], positions and whether the query reads them [seq, page, offset]."""
+        """Return the contents of every sequence's pages, one tuple for each page table: keys and values [seq, page,
+        kv_head, offset, dim]; their positions, and whether the sequence's last position reads them [seq, page, offset].
+        """
         ...
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Return what decides, beside tables and lengths, which positions `blocks` has: first the page size."""
+        """Return the values that, with page tables and lengths, determine the positions in `blocks`. The first value is
+        the page size.
+        """
         ...
 
     def with_pages(self, pages: Tensor, places: Tensor) -> Self:
-        """Return the same pages, of which the first table lists only `pages` [seq, few], those of `places` in it."""
+        """Return the same pages with a shorter first page table: it lists only `pages` [seq, kept page], which stand at
+        the indices `places` of the full table.
+        """
         ...
 
 
 def shown_pages(mask: Mask, context: int, tokens: int, size: int, device: torch.device) -> Tensor | None:
-    """Return which pages of a context hold a key that one of the last `tokens` queries sees; None for all of them."""
+    """Return the indices of a context's pages with a key that one of the last `tokens` queries sees; None if all pages
+    have one.
+    """
     if isinstance(mask, Causal):
         return None
     at = torch.arange(context, device=device)
@@ -157,16 +180,17 @@ def attention_reference(q: Tensor, kv: KVPages, spans: Spans, parameters: Attent
         if rows.start < rows.stop:
             if spans.parents is None:
                 read = kv.gather(seq, context, rows, mask=parameters.mask)
-            else:  # positions are not those of the slots, so no page is left out
+            else:  # positions differ from slots, so no page is left out
                 read = along_tree(kv.gather(seq, context, rows), spans.parents[rows])
             out[rows] = attend(q[rows], read, parameters)
     return out
 
 
 def along_tree(read: SpanContext, parents: Tensor) -> SpanContext:
-    """Return what the queries of a span read, the last keys being its own, where the token before each is the row
-    `parents` [token] of the span: a token's position is one more than its parent's, and it sees no token of the span
-    but its ancestors and itself."""
+    """Restrict a span's context to a tree of tokens. `parents` [token] is the row of each token's parent; the last keys
+    are the span's own. A token's position is one more than its parent's, and within the span it sees only its ancestors
+    and itself.
+    """
     tokens = len(parents)
     start = len(read.k) - tokens
     sees = torch.eye(tokens, dtype=torch.bool, device=parents.device)
@@ -180,10 +204,10 @@ def along_tree(read: SpanContext, parents: Tensor) -> SpanContext:
 
 
 def attend(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
-    """Attend with q [token, head, dim] over the span's context; a query that sees no key gives zeros."""
+    """Compute attention of q [token, head, dim] over the span's context; a query that sees no key gets zeros."""
     weights = attention_weights(q, context, parameters)
     values = context.v.to(weights.dtype)
-    if context.readable is not None:  # what no query may see may be anything, and 0 x NaN is NaN
+    if context.readable is not None:  # unseen values may be NaN, and 0 x NaN is NaN
         values = torch.where(context.allowed(parameters.mask).any(0)[:, None, None], values, 0.0)
     mixed = einsum(weights, values, "group share token read, read group dim -> token group share dim")
     return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
@@ -209,5 +233,5 @@ def attention_weights(q: Tensor, context: SpanContext, parameters: AttentionPara
     if sink_logits is not None:
         sink = rearrange(sink_logits.to(exact), "(group share) -> group share 1 1", group=groups)
         scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
-    # Nowhere to look is 0 / 0 in the softmax; a NaN that came in must stay one.
+    # A query that sees no key gives 0 / 0 in the softmax; a NaN in the inputs must stay NaN.
     return torch.where(seen, torch.softmax(scores, dim=-1)[..., : len(k)], 0.0)

@@ -1,4 +1,5 @@
-"""Masks and score functions as kernels take them: a window with sinks, and all else as traced programs.
+"""Convert masks and score functions to the form that kernels read: a window with sinks, and programs traced from the
+functions.
 
     AndMask(SlidingWindow(64, 4), mine)   ->   window 64, sinks 4, mask: the program of `mine`
     ALiBi, a user's own function          ->   score: its program
@@ -34,14 +35,15 @@ SCORE_INPUTS: tuple[tuple[str, Kind], ...] = (("score", "float"), ("head", "int"
 
 
 class AttentionRules(NamedTuple):
-    """Mask and score function as a kernel knows them.
+    """A mask and a score function in the form that kernels read.
 
     Attributes:
-        sliding_window: positions that a query sees, all of the past where it is 0.
-        num_sink_tokens: first positions that are always seen.
-        mask: text of the program that gives of (query, key, head) whether the key is seen too; empty where all are.
-        score: text of the program that gives of (score, head, query, key) what is put in the score's place.
-        normalized: whether a softmax divides the weights; else a score is the logarithm of its weight.
+        sliding_window: number of positions that a query sees; 0: all earlier ones.
+        num_sink_tokens: number of first positions that are always visible.
+        mask: text of the program (query, key, head) -> whether the key is visible, in addition to the window; empty if
+            all are.
+        score: text of the program (score, head, query, key) -> new score.
+        normalized: whether a softmax normalizes the weights; otherwise a score is the logarithm of its weight.
     """
 
     sliding_window: int = 0
@@ -51,7 +53,7 @@ class AttentionRules(NamedTuple):
     normalized: bool = True
 
     def as_mask(self, heads: int) -> Mask:
-        """Return the mask of that many heads."""
+        """Return these rules as a mask for a layer with `heads` heads."""
         band: Mask = SlidingWindow(self.sliding_window, self.num_sink_tokens) if self.sliding_window else Causal()
         return _joined(band, self.mask, heads) if self.mask else band
 
@@ -60,7 +62,7 @@ class AttentionRules(NamedTuple):
         return TracedScore(Program.parse(self.score), self.normalized) if self.score else None
 
 
-@functools.lru_cache(maxsize=64)  # a step's layers get the same mask, and ask what it shows once
+@functools.lru_cache(maxsize=64)  # layers of a step share the mask object: it is evaluated once
 def _joined(band: Mask, program: str, heads: int) -> Mask:
     traced = TracedMask(Program.parse(program))
     return AndMask(band, HeadMask(traced.of_head, heads) if traced.program.uses("head") else traced)
@@ -68,21 +70,23 @@ def _joined(band: Mask, program: str, heads: int) -> Mask:
 
 @dataclass(frozen=True)
 class TracedMask:
-    """The mask that a program is."""
+    """A mask computed by a program."""
 
     program: Program
 
     def of_head(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-        """Return what heads see; the three broadcast."""
+        """Return a boolean for each query, key and head: whether the head sees the key; the three arguments
+        broadcast.
+        """
         return self.program(query=query, key=key, head=head)
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.of_head(query, key, torch.zeros_like(query))  # the program asks for no head
+        return self.of_head(query, key, torch.zeros_like(query))  # the program does not depend on the head
 
 
 @dataclass(frozen=True)
 class TracedScore:
-    """The score function that a program is."""
+    """A score function computed by a program."""
 
     program: Program
     normalized: bool = True
@@ -92,8 +96,9 @@ class TracedScore:
 
 
 def rules_of(mask: Mask, score: Score | None, operator: str, backend: str) -> AttentionRules:
-    """Return mask and score function as a kernel takes them. Raises BackendError for what cannot be traced, with the
-    line of the file that does it, and for masks that are joined with no causal one."""
+    """Return mask and score function in the form that kernels read. Raises BackendError for code that cannot be traced,
+    with its file and line, and for masks that are not combined with a causal mask.
+    """
     try:
         window, sinks, rest = _parts(mask)
         seen = "" if rest is None else _traced(_OfHeads(rest), MASK_INPUTS, "bool")
@@ -104,7 +109,7 @@ def rules_of(mask: Mask, score: Score | None, operator: str, backend: str) -> At
 
 
 def known_rules(mask: Mask, score: Score | None) -> AttentionRules | None:
-    """Return the rules where they can be traced, else None."""
+    """Return mask and score function in the form that kernels read; None if they cannot be traced."""
     try:
         return rules_of(mask, score, "", "")
     except BackendError:
@@ -121,7 +126,7 @@ def _traced(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...
 
 
 def _parts(mask: Mask) -> tuple[int, int, Mask | None]:
-    """Return window and sinks of a mask, and the mask of what else it hides."""
+    """Return window and sinks of a mask, and the remaining mask."""
     if isinstance(mask, Causal):
         return 0, 0, None
     if isinstance(mask, SlidingWindow):
@@ -136,7 +141,7 @@ def _parts(mask: Mask) -> tuple[int, int, Mask | None]:
 
 @dataclass(frozen=True)
 class _OfHeads:
-    """A mask as a function of heads too."""
+    """A mask as a function of query, key and head."""
 
     mask: Mask
 

@@ -1,4 +1,4 @@
-"""Backends: the ways an operator can be carried out, and which of them work on this machine."""
+"""Define the backends that implement operators, and check which of them work on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from compiled_kernels.level import current_level
 
 
 class Backend(StrEnum):
-    """A way to carry out an operator.
+    """An implementation of the operators.
 
-    `eager` runs the specification, or torch's own operation where there is one for all of it; `inductor` is what
-    torch.compile makes of the traced form; `triton` is written by hand, for GPUs; `mlir` is written by hand or lowered
-    from the specification by torch-mlir, for CPUs.
+    `eager` runs the specification, or an equivalent torch operation; `inductor` is the traced form compiled by
+    torch.compile; `triton` is written by hand, for GPUs; `mlir` is written by hand or lowered from the specification by
+    torch-mlir, for CPUs.
     """
 
     EAGER = "eager"
@@ -29,16 +29,14 @@ class Backend(StrEnum):
 
 
 AUTO_BACKEND = "auto"
-UNSUPPORTED_CPU = (
-    "its kernels are for x86-64 with AVX2 and FMA, which this machine has not; eager and inductor work here"
-)
+UNSUPPORTED_CPU = "its kernels need x86-64 with AVX2 and FMA, which this machine lacks; eager and inductor work here"
 
 
 class BackendError(RuntimeError):
-    """Raised where an explicit backend cannot do the work here; it never falls back."""
+    """Raised if an explicitly selected backend cannot do the work here; there is no fallback."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a cell of a notebook shows: one line, as of workbench.errors; `%tb` shows where it came from."""
+        """Return the text shown in a notebook cell: one line, as in workbench.errors; `%tb` shows the traceback."""
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if sys.exc_info()[1] is self or shell is None:
             return [f"\033[31m{type(self).__name__}\033[0m: {self}"]
@@ -46,7 +44,7 @@ class BackendError(RuntimeError):
 
 
 def describe_callable(part: object) -> str:
-    """Return the name by which a message calls a mask or a score function: its repr or its name, never its address."""
+    """Return the name of a mask or score function for messages: its repr or its name, never its memory address."""
     text = repr(part)
     if " at 0x" not in text:
         return text
@@ -60,7 +58,7 @@ def describe_callable(part: object) -> str:
 
 @functools.cache
 def backend_problems() -> dict[Backend, str | None]:
-    """Return for each backend why it does not work here; None where it does."""
+    """Return for each backend why it does not work here; None if it works."""
     return {
         Backend.EAGER: None,
         Backend.INDUCTOR: _inductor_problem(),

@@ -1,8 +1,8 @@
-"""Limits of the backends, with the reason beside each: types, gaps in what they compute, and operators whose rows
+"""Define the limits of the backends, each with its reason: unsupported dtypes and cases, and operators whose results
 depend on the batch composition.
 
-`check` holds the table of gaps to the truth: a gap that has closed fails it. `batch_invariant` is refused with the
-reason of a `BatchVariance`.
+`check` verifies the table of gaps: if a backend passes a case that a gap lists, the check fails. The setting
+`batch_invariant` is refused with the reason of a `BatchVariance`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from compiled_kernels.backends import Backend
 
-# Types of a model that backends with kernels of their own compute in; the others have no limit.
+# Model dtypes of the backends with their own kernels; the other backends support all dtypes.
 DTYPES: dict[Backend, tuple[str, ...]] = {
     Backend.TRITON: ("float32", "bfloat16", "float16"),
     Backend.MLIR: ("float32", "bfloat16"),
@@ -21,8 +21,10 @@ DTYPES: dict[Backend, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Gap:
-    """One gap: `case` is a pattern of case names, as in a shell. `worked_around_in` is the file that makes up for the
-    gap, where one does: such a case is right all the same, and a test of the gap itself keeps the row."""
+    """Cases of an operator that a backend does not support. `case` is a shell-style pattern of case names.
+    `worked_around_in` is the file with a workaround, if there is one: the cases then give correct results, and a test
+    of the gap itself shows that the workaround is still needed.
+    """
 
     operator: str
     backend: Backend
@@ -52,13 +54,15 @@ GAPS: tuple[Gap, ...] = (
 
 
 def known_gap(operator: str, backend: Backend, case: str) -> Gap | None:
-    """Return the gap that a case falls into on a backend, unless it is worked around."""
+    """Return the gap that lists a backend's case and has no workaround; None if there is none."""
     return next((gap for gap in GAPS if gap.covers(operator, backend, case) and not gap.worked_around_in), None)
 
 
 @dataclass(frozen=True)
 class BatchVariance:
-    """The bits of a row of `operator`'s result on this backend depend on more than the row and its own context."""
+    """An operator on a backend whose result rows depend, in their bits, on other rows of the batch; `reason` says
+    why.
+    """
 
     operator: str
     backend: Backend
@@ -104,8 +108,9 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
 
 
 def batch_variance(operator: str, backend: Backend) -> str | None:
-    """Return why a row's bits depend on the batch composition; None where they do not. The operator `decode_step` is a
-    whole step."""
+    """Return the reason why a row's bits depend on the batch composition; None if they do not. The operator
+    `decode_step` is a whole step.
+    """
     if operator == "decode_step" and backend is not Backend.MLIR:
         return next(f"{row.operator}: {row.reason}" for row in BATCH_VARIANT if row.backend is backend)
     return next((row.reason for row in BATCH_VARIANT if (row.operator, row.backend) == (operator, backend)), None)

@@ -1,5 +1,6 @@
-"""Cases of every operator: one list for correctness on every backend (see agreement.py), for hypothesis and for
-measurement."""
+"""Define the cases of every operator, in one list for three uses: correctness on all backends (see agreement.py),
+hypothesis and benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class CaseCost:
-    """The least that a case must move and compute, in bytes and floating-point operations."""
+    """Lower bounds for one case: the bytes to move and the floating-point operations to compute."""
 
     bytes: int
     flops: int
@@ -31,8 +32,9 @@ class CaseCost:
 
 @dataclass(frozen=True)
 class Case:
-    """One input of an operator: `arguments` are those of the suite's `input_maker`; `timed` cases are
-    benchmarks too."""
+    """One input of an operator: `arguments` are passed to the suite's `input_maker`; `timed` cases are also
+    benchmarks.
+    """
 
     shape: str
     arguments: Mapping[str, Any]
@@ -41,17 +43,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Return `1x576 bfloat16`, the name that the table of gaps matches."""
+        """Return the case's name, such as `1x576 bfloat16`, which the table of gaps matches."""
         return f"{self.shape} {str(self.arguments['dtype']).removeprefix('torch.')}"
 
 
 def map_tensors(change: Callable[[Tensor], Any], inputs: Any) -> Any:
-    """Return `inputs`, a tuple of tensors, numbers and tuples of them, with every tensor changed."""
+    """Return `inputs`, a tuple of tensors, numbers and tuples of them, with every tensor replaced by `change` of it."""
     return tree_map_only(Tensor, change, inputs)
 
 
 def in_float64(inputs: tuple) -> tuple:
-    """Return `inputs` with every tensor of floats in float64."""
+    """Return `inputs` with every floating-point tensor converted to float64."""
     return map_tensors(lambda part: part.double() if part.is_floating_point() else part, inputs)
 
 
@@ -61,16 +63,16 @@ def _exact(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Suite:
-    """An operator's cases.
+    """The cases of an operator, with the functions that make inputs, run it and specify its result.
 
     Attributes:
         input_maker: `input_maker(generator, **arguments)` makes the operator's arguments.
-        call: `call(*inputs, backend=backend)` carries it out and gives what it wrote.
-        exact: `exact(*inputs)` is the same in float64 by the specification.
-        rounding_terms: how many float32 epsilons of `scale` an output may be off (see agreement.py).
-        scale: `scale(*inputs)`, in float64, is how large the addends of each output are, where that may be larger than
-            the largest of its row.
-        benchmark_call: the call that is timed, where `call` does more than the operator.
+        call: `call(*inputs, backend=backend)` runs the operator and returns its output.
+        exact: `exact(*inputs)` returns the specification's output in float64.
+        rounding_terms: allowed error of an output in float32 epsilons of `scale` (see agreement.py).
+        scale: `scale(*inputs)`, in float64, is the magnitude of each output's addends, if it may exceed the row's
+            largest output.
+        benchmark_call: the call to time, if `call` does more than the operator.
     """
 
     operator: str
@@ -91,7 +93,7 @@ class Suite:
 
 
 def suites() -> tuple[Suite, ...]:
-    """Return every operator's suite, in the order of a block."""
+    """Return the suites of all operators, in the order in which a decoder block runs them."""
     modules = [importlib.import_module(f"compiled_kernels.{package}.cases") for package in PACKAGES]
     return tuple(suite for module in modules for suite in module.SUITES)
 
@@ -103,7 +105,7 @@ def suite_of(operator: str) -> Suite:
 
 
 def case_of(suite: Suite, name: str | None) -> Case:
-    """Return the case called `name`, or the first that is timed. Raises BackendError for an unknown name."""
+    """Return the case `name`, or by default the first timed case. Raises BackendError for an unknown name."""
     if name is None:
         return next((case for case in suite.cases if case.timed), suite.cases[0])
     every = {case.name: case for case in suite.cases}
@@ -111,7 +113,7 @@ def case_of(suite: Suite, name: str | None) -> Case:
 
 
 def require_known(kind: str, word: str, words: Iterable[str]) -> str:
-    """Return `word` where it is one of `words`. Raises BackendError with the nearest and all of them otherwise."""
+    """Return `word` if it is in `words`. Otherwise raise BackendError with the nearest words and all words."""
     words = [str(each) for each in words]
     if word in words:
         return word

@@ -1,4 +1,4 @@
-"""A check of every backend against the specification, over every case, with its gaps listed."""
+"""Check every backend against the specification on every case, with its known gaps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from compiled_kernels.compiled_calls import compile_call
 from compiled_kernels.interpreted import interpreting, needs_interpreter
 from compiled_kernels.level import available_levels, current_level, limited_to
 
-GPU_BACKENDS = (Backend.TRITON,)  # backends whose kernels are for a GPU, and take tensors that lie there
+GPU_BACKENDS = (Backend.TRITON,)  # backends with GPU kernels, which take tensors on a GPU
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """The outcome of one case on one backend: `status` is `ok`, `gap` or `failed`, and `reason` says why it is not ok.
 
-    `execution` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel
-    in Triton's interpreter), or nothing. `level` is that of the instruction set (see level.py), or nothing where the
-    machine has none.
+    `execution` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel in
+    Triton's interpreter), or empty. `level` is the instruction set level (see level.py), empty if the machine has none.
     """
 
     operator: str
@@ -47,17 +46,17 @@ def check(
     compiled: bool = False,
     interpret: bool = False,
 ) -> Iterator[CheckResult]:
-    """Yield one result for each operator, backend and case, as they are found.
+    """Yield one result for each operator, backend and case, as soon as it is known.
 
-    A backend that does not work here is a gap. Kernels of the backend mlir are made for, and run at, every level that
-    this machine executes: a result each.
+    A backend that does not work here is reported as a gap. Kernels of the backend mlir are compiled for and run at
+    every level that this machine executes, with one result per level.
 
     Args:
         backends: the backends to check.
-        operator: one operator; all unless given.
-        compiled: compile for the backend inductor (minutes the first time); otherwise its traced form runs as written.
-        interpret: run Triton's kernels in its interpreter where no GPU is at hand, in a process of its own meanwhile;
-            their results come last.
+        operator: the operator to check; default: all.
+        compiled: compile for the backend inductor (minutes the first time); otherwise run its traced form as written.
+        interpret: without a GPU, run Triton's kernels in its interpreter, in a parallel process; their results come
+            last.
 
     Raises:
         BackendError: for an unknown operator.
@@ -81,7 +80,7 @@ def _at_levels(suite: Suite, backend: Backend, compiled: bool) -> Iterator[Check
         with limited_to(level):
             rows = list(
                 _rows(suite, backend, compiled)
-            )  # not a generator: the caller would run at this level meanwhile
+            )  # not a generator: the caller would run at this level between results
         yield from rows
 
 
@@ -109,7 +108,7 @@ def _form(backend: Backend, compiled: bool) -> str:
 
 
 def verdict(suite: Suite, case: Case, backend: Backend, form: Callable[..., Any] | None = None) -> tuple[str, str]:
-    """Return (status, reason) of one case; `execution(*inputs)` is the backend's call, compiled."""
+    """Return (status, reason) of one case on a backend. `form` is the compiled call, if there is one."""
     gap = known_gap(suite.operator, backend, case.name)
     if problem := backend_problems()[backend]:
         return "gap", gap.reason if gap else problem
@@ -126,22 +125,22 @@ def _wrong(suite: Suite, case: Case, backend: Backend, form: Callable[..., Any] 
         return disagreement(suite, case, to_device(suite.make_inputs(case), device_of(backend)), backend, form)
     except BackendError as error:
         return str(error)
-    except Exception as error:  # any exception is the failure of this kernel; the rest goes on
+    except Exception as error:  # any exception is a failure of this kernel; the check continues
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def device_of(backend: Backend) -> str:
-    """Return the device on which a backend's tensors lie on this machine."""
+    """Return the device of a backend's tensors on this machine."""
     return "cuda" if backend in GPU_BACKENDS and not triton_interpreted() and torch.cuda.is_available() else "cpu"
 
 
 def to_device(inputs: tuple, device: str) -> tuple:
-    """Return the inputs on `device`, laid out there as they are here."""
+    """Copy the inputs to `device` with the same strides."""
     return map_tensors(lambda each: each if each.device.type == device else copy_with_strides(each, device), inputs)
 
 
 def copy_with_strides(tensor: torch.Tensor, device: str | torch.device | None = None) -> torch.Tensor:
-    """Return a copy with the same strides, with what lies between its numbers: a slice of wider rows stays one."""
+    """Return a copy with the same strides and storage: a slice of wider rows stays a slice."""
     extents = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((extent - 1) * stride for extent, stride in extents) if tensor.numel() else 0
     stored = tensor.as_strided((reach,), (1,)).to(device or tensor.device, copy=True)
@@ -149,9 +148,9 @@ def copy_with_strides(tensor: torch.Tensor, device: str | torch.device | None = 
 
 
 def main(operators: Iterable[str]) -> None:
-    """Check the backend triton and print a row of JSON per case: the child process of `interpreting`."""
+    """Check the backend triton and print one JSON object for each case: the child process of `interpreting`."""
     rows = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a kernel prints is no row
+    os.dup2(2, 1)  # a kernel's output must not mix with the rows
     for operator in operators:
         for row in check((Backend.TRITON,), operator):
             print(json.dumps(asdict(row)), file=rows)

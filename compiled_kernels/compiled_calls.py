@@ -1,5 +1,4 @@
-"""An operator's call as a compiler makes it: checked and timed in this form, since it is the one that runs
-in a model."""
+"""Compile calls of operators with torch.compile. Checks and benchmarks run this compiled form, as a model does."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ from compiled_kernels.torch_compile import MAX_GRAPHS
 
 @contextmanager
 def compile_context() -> Iterator[None]:
-    """Set what compiled forms need at their first call: many graphs of one function, no gradients."""
+    """Configure the first call of compiled forms: allow many graphs of one function, disable gradients."""
     limits = {"recompile_limit": MAX_GRAPHS, "accumulated_recompile_limit": MAX_GRAPHS}
     with torch.inference_mode(), torch._dynamo.config.patch(limits), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a compiler's advice to its own authors
+        warnings.simplefilter("ignore")  # warnings for compiler developers
         yield
 
 
 def compile_call(suite: Suite, backend: Backend) -> Callable[..., Any]:
     """Compile `suite.call` on a backend into one graph, as `form(*inputs)`.
 
-    Shapes stay symbolic, so that cases share graphs; where that fails a case is compiled for its own shapes.
+    Shapes stay symbolic, so that cases share graphs; if that fails, a case is compiled for its own shapes.
     """
 
     def call(*inputs: Any) -> Any:
@@ -40,15 +39,16 @@ def compile_call(suite: Suite, backend: Backend) -> Callable[..., Any]:
         with compile_context():
             try:
                 return symbolic(*inputs)
-            except Exception:  # any compiler exception; a fault of the case itself is raised again
+            except Exception:  # any compiler exception; errors of the case itself recur below
                 return static(*inputs)
 
     return form
 
 
 def compile_calls(suite: Suite, backend: Backend) -> Callable[[list[tuple]], list[Any]]:
-    """Compile calls on each of a list of inputs into one graph, as a model's step holds many operators. The backend
-    eager runs them one after another."""
+    """Compile the calls on a list of inputs into one graph, since a model's step has many operators. On the backend
+    eager, the calls run one after another without a graph.
+    """
 
     call = suite.benchmark_call or suite.call
 

@@ -1,8 +1,8 @@
-"""The latency of a cache line from one core to another, by which a machine's core placement is recognised.
+"""Measure the latency of a cache line between cores, which shows the machine's core placement.
 
-Two threads hand a number back and forth through one cache line. On a processor of several core complexes, cores of one
-complex hand it over in some 20 ns and those of two in some 100 ns; a virtual machine's cores are moved between such
-places, and with them what memory and shared caches give. So rounds of a measurement are compared within one placement.
+Two threads pass a number back and forth through one cache line. On a processor with several core complexes, this takes
+about 20 ns within one complex and about 100 ns between two. The cores of a virtual machine move between complexes,
+which changes the speed of memory and shared caches. So rounds of a measurement are compared only within one placement.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
 
-ROUND_TRIPS = 100  # there and back again, in one sample
+ROUND_TRIPS = 100  # round trips per sample
 SAMPLES = 101
-BUDGET_SECONDS = 0.5  # with other work on the cores a trip can take a turn of the scheduler
+BUDGET_SECONDS = 0.5  # if the cores are busy, a trip may take a scheduler's time slice
 
 _TEXT = f"""func.func private @omp_get_thread_num() -> i32
 func.func private @omp_get_num_threads() -> i32
@@ -57,9 +57,10 @@ func.func @hand_over(%line: memref<16xi64>) {{
 
 
 def core_to_core_seconds() -> float | None:
-    """Return the seconds in which a cache line goes from one core to another: the least of samples of many trips, taken
-    now, since other work on the cores only adds to it. None on a machine of one core, or where the OpenMP pool has one
-    thread. Raises BackendError where the backend mlir does not work."""
+    """Return the seconds that a cache line takes from one core to another: the minimum over samples of many trips,
+    measured now, since other work on the cores only adds time. None on a machine with one core, or if the OpenMP pool
+    has one thread. Raises BackendError if the backend mlir does not work.
+    """
     if len(os.sched_getaffinity(0)) < 2:
         return None
     kernel, line = _kernel(), torch.zeros(16, dtype=torch.int64)

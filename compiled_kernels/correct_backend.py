@@ -1,4 +1,4 @@
-"""The first backend that carries out an operator correctly on this machine, found without timing any, and cached."""
+"""Find, without timing, the first backend that computes an operator correctly on this machine; results are cached."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from compiled_kernels.check import device_of, to_device
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key, user_cache_directory
 
 FILE = "correct_backends.json"
-TRANSIENT_ERRORS = (MemoryError, OSError, ImportError)  # want of memory, disk or a module: not a reason to cache
-# Raised by compilers, and where their libraries cannot be loaded; others, as a TypeError, are faults of our own.
+TRANSIENT_ERRORS = (MemoryError, OSError, ImportError)  # missing memory, disk space or module: never cached
+# Raised by compilers, or if their libraries cannot be loaded; other errors, such as TypeError, are our own bugs.
 COMPILER_ERRORS = (RuntimeError, *TRANSIENT_ERRORS)
 
 
 class CorrectBackend(NamedTuple):
-    """A backend and the `reason` for it: when it was checked, and why those before it were not taken."""
+    """A backend that is correct, and the `reason` for choosing it: when it was checked, and why preferred backends were
+    not chosen.
+    """
 
     backend: Backend
     reason: str
@@ -35,18 +37,18 @@ def first_correct_backend(
 ) -> CorrectBackend:
     """Return the first of several backends, in order of preference, that agrees with the specification in float64.
 
-    Each is run once, as a kernel by hand and not in a compiled graph: that takes a fraction of a second where timing
-    them takes seconds to a minute.
+    Each backend runs once, as a handwritten kernel, not in a compiled graph: this takes a fraction of a second, while
+        timing takes seconds to a minute.
 
     Args:
         operator: the operator's name.
-        arguments: those of the operator's cases (`Case.arguments`).
+        arguments: arguments of a case of the operator (`Case.arguments`).
         backends: the backends in order of preference.
-        folder: where results are kept, by default `$WORKBENCH_CACHE_DIR` or the user's cache; not where a backend
-            failed for a transient reason (`TRANSIENT_ERRORS`).
+        folder: folder of cached results, by default `$WORKBENCH_CACHE_DIR` or the user's cache. A result after a
+            transient error (`TRANSIENT_ERRORS`) is not cached.
 
     Raises:
-        BackendError: for an unknown operator and where no backend is right.
+        BackendError: for an unknown operator, and if no backend is correct.
     """
     backends, kept = tuple(backends), ResultCache((folder or user_cache_directory()) / FILE)
     key = _key(operator, arguments, backends)
@@ -79,7 +81,7 @@ def _reason(backend: Backend, checked: str, refused: Mapping[str, str]) -> str:
 
 
 def _sound(entry: Any, backends: tuple[Backend, ...]) -> CorrectBackend | None:
-    """Read a remembered entry; None for one that makes no sense."""
+    """Read a cached entry; None if it is invalid."""
     try:
         backend = Backend(entry["backend"])
         reason = _reason(backend, entry["checked"], dict(entry["refused"]))
@@ -94,7 +96,7 @@ def _key(operator: str, arguments: Mapping[str, Any], backends: tuple[Backend, .
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as JSON has them: masks and types by what they print."""
+    """Convert arguments to JSON values: masks and types by their printed form."""
     return {
         name: value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
         for name, value in arguments.items()

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which a process has on or off from its start: the backend's check in a process of its own."""
+"""Check the backend triton with Triton's interpreter in a child process: a process selects the interpreter at start."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from compiled_kernels.backends import BackendError, triton_interpreted
 
 
 def needs_interpreter() -> bool:
-    """Return whether Triton is here, and neither a GPU nor the interpreter to run it on."""
+    """Return whether Triton is installed but can only run in its interpreter: there is no GPU, and the interpreter is
+    not selected.
+    """
     return bool(importlib.util.find_spec("triton")) and not triton_interpreted() and not torch.cuda.is_available()
 
 
 @contextmanager
 def interpreting(operators: Sequence[str]) -> Iterator[Iterator[dict]]:
-    """Check the backend triton, interpreted, while the caller does something else; gives the fields of `check`'s rows.
+    """Check the backend triton in the interpreter, in parallel with the caller; yields the fields of `check`'s rows.
 
-    They come as they are found, one operator after another. Reading them raises BackendError if the process breaks.
+    Rows arrive as they are computed, operator by operator. Reading them raises BackendError if the process fails.
     """
     place = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": place}
@@ -39,7 +41,7 @@ def interpreting(operators: Sequence[str]) -> Iterator[Iterator[dict]]:
         try:
             yield _rows(process, words)
         finally:
-            process.kill()  # nothing, where it has ended
+            process.kill()  # no effect if it has ended
 
 
 def _rows(process: subprocess.Popen, words: IO[bytes]) -> Iterator[dict]:

@@ -1,4 +1,4 @@
-"""A listing of the operators: the formula of each, its source file, its backends."""
+"""List the operators, each with its formula, source file and backends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def list_operators() -> list[dict[str, Any]]:
-    """Return one entry an operator: name, formula, source (of the idea), place, backends, number of cases and of those
-    timed, and gaps (backend, cases, reason)."""
+    """Return an entry for each operator: name, formula, source of the idea, place in the code, backends, number of
+    cases and of timed cases, and gaps (backend, cases, reason)."""
     return [_entry(suite) for suite in suites()]
 
 
@@ -54,5 +54,5 @@ def _gaps(suite: Suite) -> list[dict[str, Any]]:
 
 
 def _first_line(text: str | None) -> str:
-    """Return the first sentence or line of a docstring, whole."""
+    """Return the first sentence or line of a docstring, unbroken."""
     return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())

@@ -1,10 +1,10 @@
-"""Masks and score functions.
+"""Define masks and score functions of attention.
 
-Masks are predicates over positions that broadcast; one that shows heads different keys is a `HeadMask`. Score functions
-have the sense of flex_attention's (Dong et al., 2024): given a score q k, already scaled and capped, its head and the
-positions of its query and key, what is put in its place. Minus infinity hides the key. A score function with an
-attribute `normalized` that is False gives the logarithm of the weight itself, which no softmax divides (sigmoid
-attention, Ramapuram et al. 2024).
+A mask is a predicate over positions that broadcast; a mask with different keys for different heads is a `HeadMask`. A
+score function is defined as in flex_attention (Dong et al., 2024): from a score q k, already scaled and capped, its
+head, and the positions of query and key, it returns the new score. Minus infinity hides the key. If a score function
+has an attribute `normalized` that is False, it returns the logarithm of the weight itself, which no softmax divides
+(attention by a sigmoid, Ramapuram et al. 2024).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Causal:
-    """Every position up to the query's own."""
+    """Show every position up to the query's own."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return key <= query
@@ -37,7 +37,7 @@ CAUSAL = Causal()
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The last `sliding_window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
+    """Show the last `sliding_window` positions, including the query's own (Mistral, Beltagy et al. 2020), and the first
     `num_sink_tokens` positions of the text (StreamingLLM, Xiao et al. 2023)."""
 
     sliding_window: int
@@ -49,7 +49,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class Chunked:
-    """The past within the query's own chunk of `chunk_size` positions (Llama 4)."""
+    """Show earlier positions within the query's own chunk of `chunk_size` positions (Llama 4)."""
 
     chunk_size: int
 
@@ -59,9 +59,10 @@ class Chunked:
 
 @dataclass(frozen=True)
 class HeadMask:
-    """A mask that shows heads different keys: `shown(query, key, head)`, for the `heads` heads from number `first` on.
+    """A mask whose visible keys differ between heads: `shown(query, key, head)` for `heads` heads, numbered from
+    `first`.
 
-    Called as other masks are, it shows what any of them sees.
+    Called like other masks, it shows a key if any of the heads sees it.
     """
 
     shown: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -69,7 +70,9 @@ class HeadMask:
     first: int = 0
 
     def of_head(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-        """Return what heads see, counted from 0; the three broadcast."""
+        """Return a boolean for each query, key and head: whether the head sees the key. Heads are counted from 0; the
+        three arguments broadcast.
+        """
         return self.shown(query, key, head + self.first)
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
@@ -79,13 +82,15 @@ class HeadMask:
 
 @dataclass(frozen=True)
 class AndMask:
-    """The keys that both masks show."""
+    """Show the keys that both masks show."""
 
     first: Mask
     second: Mask
 
     def of_head(self, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-        """Return what heads see; the three broadcast."""
+        """Return a boolean for each query, key and head: whether the head sees the key; the three arguments
+        broadcast.
+        """
         return seen_by_head(self.first, query, key, head) & seen_by_head(self.second, query, key, head)
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
@@ -103,22 +108,23 @@ def differs_by_head(mask: Mask) -> bool:
 
 
 def seen_by_head(mask: Mask, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-    """Return which keys a mask shows to queries of these heads; the three broadcast, and the result may leave out the
-    heads where they see the same."""
+    """Return a boolean for each query, key and head: whether the mask shows the key. The three arguments broadcast; the
+    result may omit the head axis if all heads see the same keys."""
     return mask.of_head(query, key, head) if isinstance(mask, HeadMask | AndMask) else mask(query, key)
 
 
 def is_normalized(score: Score | None) -> bool:
-    """Return whether a softmax divides the weights of these scores."""
+    """Return whether a softmax divides the weights that result from this score function."""
     return getattr(score, "normalized", True)
 
 
 @dataclass(frozen=True)
 class ALiBi:
-    """ALiBi: each head's score falls by its slope for every token between key and query (Press et al., 2022).
+    """Lower each head's score in proportion to the distance between query and key, by a slope of its own (ALiBi, Press
+    et al., 2022).
 
-    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ...; where it is none, the heads beyond the next
-    lower power p take every other slope of 2p heads, from the first on, as in the authors' code.
+    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ... If n is not a power of two, the heads beyond
+    the next lower power p take every other slope of 2p heads, beginning with the first, as in the authors' code.
     """
 
     heads: int
@@ -132,7 +138,7 @@ class ALiBi:
 
 @dataclass(frozen=True)
 class ScoreTemperature:
-    """A factor of late queries' scores: 1 + `strength` log(1 + floor((query + `offset`) / `floor`)) (Llama 4)."""
+    """Multiply late queries' scores by 1 + `strength` log(1 + floor((query + `offset`) / `floor`)) (Llama 4)."""
 
     strength: float
     floor: int
@@ -145,7 +151,7 @@ class ScoreTemperature:
 
 @dataclass(frozen=True)
 class ChainedScore:
-    """One score function after another: `second` of what `first` gives."""
+    """Apply score function `second` to the result of `first`."""
 
     first: Score
     second: Score

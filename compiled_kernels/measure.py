@@ -1,7 +1,7 @@
-"""Time the backends of one case side by side: in turn, on data from cache or from memory as in a model; medians.
+"""Time the backends on one case in turn, and report medians. Data comes from cache, or from memory as in a model.
 
-A backend is timed as a model runs it, several calls in one compiled graph; the backend eager runs them one by one. A
-backend that is not correct is not timed.
+A backend is timed as a model runs it, several calls in one compiled graph; eager runs them one by one. A backend with a
+wrong result is not timed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from compiled_kernels.rounds import rotations
 COLD_OPERATORS = ("linear", "linear_quantized", "paged_attention", "quantized_attention")
 COLD_WORKING_SET_BYTES = 2**28  # bytes in copies that no cache of one processor keeps
 MAX_COPIES = 8192  # inputs so small that they needed more are in the cache in any model
-CALLS_PER_GRAPH = 4  # in one graph
+CALLS_PER_GRAPH = 4  # calls captured in one CUDA graph
 MIN_ROUNDS, MAX_ROUNDS = 5, 400
-MIN_SAMPLE_SECONDS = 2e-4  # what one reading of the clock must last
+MIN_SAMPLE_SECONDS = 2e-4  # minimum duration of one timed sample
 
 
 @dataclass(frozen=True)
 class KernelTiming:
-    """Seconds of one call: the median, and the 10th and 90th percentile, over `rounds` samples."""
+    """The seconds of one call: the median, and the 10th and 90th percentile, over `rounds` samples."""
 
     seconds: float
     p10: float
@@ -46,15 +46,15 @@ class KernelTiming:
 
 @dataclass(frozen=True)
 class KernelMeasurement:
-    """Timings of one case by backend; `refused` says why others were not timed.
+    """The timings of one case by backend; `refused` has the reason for each backend that was not timed.
 
-    `data` says where the inputs lay: `memory`, in copies read in turn that no cache holds, or `cache`, the same ones
-    again and again, as activations are.
+    `data` is the place of the inputs. `memory`: many copies are read in turn, too many for any cache. `cache`: the same
+    copy is read again and again, as activations are.
     """
 
     data: str
     copies: int
-    working_set_bytes: int  # of one call
+    working_set_bytes: int  # bytes that one call reads and writes
     timings: Mapping[Backend, KernelTiming] = field(default_factory=dict)
     refused: Mapping[Backend, str] = field(default_factory=dict)
 
@@ -73,14 +73,14 @@ def measure(
     Args:
         suite: the operator's cases.
         case: the case to time.
-        backends: the backends; one whose result is wrong is refused, not timed.
+        backends: the backends; a backend with a wrong result is refused, not timed.
         budget_seconds: time for each backend.
-        cold_bytes: working set from which no cache serves repeated reads.
+        cold_bytes: size of a working set that no cache holds.
         calls: calls in one compiled graph.
         clock: the clock, for tests.
 
     Returns:
-        Timings by backend, and the reasons of those refused.
+        Timings by backend, and the reasons for refused backends.
     """
     inputs = suite.make_inputs(case)
     size = working_set(inputs)
@@ -114,9 +114,8 @@ def time_interleaved(
     budget_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Backend, list[float]]:
-    """Time a run of each backend over a group of copies, one sample of each a round, in seconds.
-
-    Each round begins with another backend, and no run takes a group that was just taken.
+    """Return the seconds of each backend's runs over groups of copies; each round takes one sample of each backend.
+    Each round begins with another backend, and no run uses the group that was used just before.
     """
     turn = itertools.count()
 
@@ -142,19 +141,19 @@ def time_interleaved(
 
 
 def working_set(inputs: tuple) -> int:
-    """Return bytes of the tensors among `inputs`."""
+    """Return the number of bytes of the tensors among `inputs`."""
     return sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, torch.Tensor))
 
 
 def _refusal(
     suite: Suite, case: Case, backend: Backend, form: Callable[[list[tuple]], list[Any]], copies: list[tuple]
 ) -> str:
-    """Return why a backend is not timed: it does not work here, it has a gap, or its result is wrong; empty where it
-    is timed."""
+    """Return why a backend is not timed (it does not work here, has a gap, or gives a wrong result); empty if it is
+    timed."""
     if problem := backend_problems()[backend]:
         return problem
     if backend is Backend.TRITON and triton_interpreted():
-        return "interpreted: what it takes says nothing of the kernel"
+        return "interpreted: its time says nothing about the kernel"
     if gap := known_gap(suite.operator, backend, case.name):
         return gap.reason
     try:
@@ -170,7 +169,7 @@ def _refusal(
 
 @contextmanager
 def _quick_calls() -> Iterator[None]:
-    """Skip the look of compiled forms at inputs that were seen before: in a model it is one a step."""
+    """Skip the compiled forms' check of repeated inputs in this context: in a model it happens once a step."""
     with torch.inference_mode(), torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
         yield
 

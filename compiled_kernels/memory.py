@@ -1,4 +1,4 @@
-"""Memory that the system provides page by page, as it is written."""
+"""Allocate memory that the system provides page by page, when it is written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import mmap
 import torch
 from torch import Tensor
 
-MAPPED_BYTES = 1 << 20  # a larger tensor has pages of its own
+MAPPED_BYTES = 1 << 20  # larger tensors are mapped separately
 
 
 def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
-    """Return zeros. Where they are large, on the processor, their memory is resident once it is written, and goes back
-    to the system as soon as it is freed.
+    """Return a tensor of zeros. A large tensor on the CPU takes memory only where it is written, and returns it to the
+    system when it is freed.
 
-    What malloc has given to one thread and gets back it keeps for that thread; `torch.zeros` writes.
+    malloc would keep freed memory for the thread that it was allocated by, and `torch.zeros` would write all of it.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < MAPPED_BYTES or str(device) != "cpu":

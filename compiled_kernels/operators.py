@@ -1,9 +1,10 @@
-"""An operator's opaque forms as torch knows them: operations with a schema and a fake.
+"""Register an operator's opaque forms with torch: operations with a schema and a fake implementation, which graphs
+contain but do not trace.
 
-The backends `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse, wherever a graph
-can hold it (attention over spans it cannot: that is opaque on these backends too). Opaque operations are registered
-here as `compiled_kernels::<operator>_<backend>` when the package is imported, so that a graph can hold them from the
-first call on; a kernel's own module is imported when the kernel first runs.
+The backends `eager` and `inductor` run plain torch code, which torch.compile can trace and fuse if a graph can express
+it (it cannot express attention over spans, which is therefore opaque on these backends too). Opaque operations are
+registered here as `compiled_kernels::<operator>_<backend>` when the package is imported, so that graphs can contain
+them from the first call on; a kernel's own module is imported when the kernel first runs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LIBRARY = torch.library.Library("compiled_kernels", "DEF")
 
 @dataclass(frozen=True)
 class Lowered:
-    """A kernel that torch-mlir makes of the specification `function(*tensors, *constants)` for one shape at a time;
-    `lanes` as in `mlir.lower`."""
+    """A kernel that torch-mlir generates from the specification `function(*tensors, *constants)` for one shape at a
+    time; `lanes` as in `mlir.lower`."""
 
     function: Callable[..., Any]
     lanes: int = 0
@@ -34,14 +35,14 @@ LOWERED: dict[str, Lowered] = {}  # by operator
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator: `implementations` are its opaque operations by backend; a backend without one runs plain torch
-    code, or does not have this operator."""
+    """An operator: `implementations` has an opaque operation for each backend that needs one. Any other backend runs
+    plain torch code, or does not support the operator."""
 
     name: str
     implementations: Mapping[Backend, Callable[..., Any]]
 
     def implementation(self, backend: Backend) -> Callable[..., Any]:
-        """Return the opaque operation of a backend. Raises BackendError where there is none."""
+        """Return the opaque operation of a backend. Raises BackendError if there is none."""
         if backend not in self.implementations:
             known = [each for each in Backend if each in (Backend.EAGER, Backend.INDUCTOR, *self.implementations)]
             raise BackendError(f"{self.name} has no backend {backend}; it has {', '.join(known)}")
@@ -55,11 +56,11 @@ def define_operator(
     kernels: Mapping[Backend, str | Lowered],
     unpack: Callable[..., tuple] | None = None,
 ) -> Operator:
-    """Register the operator's opaque forms.
+    """Register an operator's opaque forms with torch, and return the operator.
 
-    `schema` is that of torch.library without a name; `fake` gives outputs of the right shapes, computing nothing;
-    `kernels` says where each backend is written, as "module:function", which takes what the schema lists or what
-    `unpack` makes of it; or how torch-mlir makes it.
+    `schema` is a torch.library schema without a name; `fake` returns outputs of the right shapes without computing.
+    `kernels` gives the implementation of each backend: "module:function", which takes the schema's arguments or the
+    result of `unpack`, or a kernel that torch-mlir generates.
     """
     forms = {}
     for backend, place in kernels.items():

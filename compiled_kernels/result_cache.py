@@ -1,4 +1,4 @@
-"""A cache of what was measured on this machine, in one plain JSON file that may be deleted at any time."""
+"""Store measurements of this machine in one plain JSON file that may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ VERSIONS = ("torch", "triton", "torch-mlir")
 
 @dataclass(frozen=True)
 class ResultCache:
-    """A cache of results: entries by key in `file`. A damaged file counts as empty; where none can be written, nothing
-    is kept. A reader sees a file whole, by any writer; writers wait for one another (where the system has file
-    locks), so that none loses another's entry."""
+    """A cache of results by key in `file`. A damaged file counts as empty; if the file cannot be written, nothing is
+    stored. Readers always see a complete file; writers wait for one another (if the system has file locks), so that no
+    entry is lost."""
 
     file: Path
 
@@ -62,14 +62,16 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all, whatever other processes write: never into one that is open or mapped."""
+    """Write a file completely or not at all, whatever other processes write; files that are open or mapped are not
+    changed.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content)
         os.replace(temporary, file)
-    except BaseException:  # an interrupt too
+    except BaseException:  # interrupts included
         Path(temporary).unlink(missing_ok=True)
         raise
 
@@ -81,8 +83,8 @@ def user_cache_directory() -> Path:
 
 
 def machine_key() -> dict[str, str]:
-    """Return what a measurement depends on: the processor and its level, the GPU, the compilers' versions and this
-    package's own code."""
+    """Return the conditions that a measurement depends on: the processor and its level, the GPU, the compilers'
+    versions and this package's own code."""
     return {
         "cpu": f"{cpu_model()} x {os.cpu_count()}",
         "level": str(current_level()),

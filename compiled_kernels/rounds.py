@@ -1,7 +1,7 @@
-"""Time things in interleaved rounds, so that contention and drift affect all of them alike.
+"""Time functions in interleaved rounds, so that contention and drift affect all of them alike.
 
-Contention only ever makes a step slower, and not every round. So where two times decide something (`time_in_rounds`),
-rounds go on while the quick ones disagree, and the quickest rounds are compared.
+Contention only makes a step slower, and not in every round. To decide between two times (`time_in_rounds`), rounds
+continue until the fastest ones agree, and the fastest rounds are compared.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from compiled_kernels.backends import Backend
 
 T = TypeVar("T")
 MIN_ROUNDS, MAX_ROUNDS = 7, 100
-MIN_AGREEING_ROUNDS = 3  # a figure is trusted once this many rounds agree
+MIN_AGREEING_ROUNDS = 3  # rounds that must agree before a time is trusted
 AGREEMENT_RATIO = 1.1  # times the quickest
 BUDGET_SECONDS = 1.5  # per backend
 
 
 def rotations(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yield all items again and again, each time beginning with another."""
+    """Yield the list of all items again and again; each time it begins with the next item."""
     order = list(items)
     for first in itertools.cycle(range(len(order))):
         yield order[first:] + order[:first]
@@ -36,9 +36,9 @@ def interleaved(
     title: Callable[[T], str] = str,
     rotate: bool = False,
 ) -> Iterator[tuple[int, T]]:
-    """Yield every item once to warm up, as round 0, then once in each of `rounds` rounds; announce each before.
-
-    With `rotate` each round begins with another item, where the place in a round is an advantage."""
+    """Yield (round, item): every item once as warm-up round 0, then once in each of `rounds` rounds. Each round is
+    announced before it begins. With `rotate` each round begins with another item, so that no item profits from its
+    position."""
     orders = rotations(items) if rotate else itertools.repeat(list(items))
     for number, order in zip(range(rounds + 1), orders, strict=False):
         for item in order:
@@ -48,7 +48,9 @@ def interleaved(
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """The quickest of `rounds` by backend. `is_stable`: several rounds of every backend agree with it."""
+    """The fastest of `rounds` for each backend. `is_stable`: for every backend, several rounds were about as fast as
+    the fastest.
+    """
 
     seconds: Mapping[Backend, float]
     rounds: int
@@ -61,14 +63,14 @@ def time_in_rounds(
     clock: Callable[[], float] | None = None,
     hopeless: float = math.inf,
 ) -> RoundTimes:
-    """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before.
+    """Run each of `steps` once, then all in turn until the fastest rounds of each agree or the time is spent; return
+    the fastest times.
 
     Args:
         steps: functions to time, by backend.
         budget_seconds: time limit per backend.
         clock: returns seconds.
-        hopeless: the last of `steps` does not run again if it takes so many times as long as each other when it first
-            runs.
+        hopeless: the last of `steps` is not repeated if its first run takes longer than each other by this factor.
     """
     clock = clock or time.perf_counter
 

@@ -1,4 +1,4 @@
-"""Stages of compiling an operator, to read."""
+"""Define the stages of compiling an operator, for display."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CompilerStage:
-    """`text` to read, and `data` where a stage has more structure than its text (JSON-ready)."""
+    """One stage of a compilation: its `text`, and `data` (JSON-ready) if the stage has more structure than its text."""
 
     text: str
     data: Any = None
@@ -17,8 +17,8 @@ class CompilerStage:
 
 @dataclass(frozen=True)
 class CompilerStages:
-    """The stages of one compilation. `artifact` is the content hash of the code that ran (with a backend that is only
-    compiled ahead of time here: that would run); `note` describes it."""
+    """The stages of one compilation. `artifact` is the content hash of the code that ran (or would run, for a backend
+    that is only compiled ahead of time here); `note` describes it."""
 
     artifact: str
     note: str

@@ -1,4 +1,4 @@
-"""Compiler stages between an operator's specification and the code that runs, on any backend."""
+"""Show the compiler stages between an operator's specification and the code that runs, on any backend."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from compiled_kernels.stage import CompilerStage, CompilerStages
 
 
 def stages_of(suite: Suite, case: Case | None, backend: Backend) -> CompilerStages:
-    """Return the stages of one case (the first timed one unless given) on one backend, in the order in which they are
-    made.
+    """Return the compilation stages of one case (the first timed one unless given) on one backend, in order.
 
-    The backend triton is compiled ahead of time for examples of its own, not for cases. Raises BackendError for a case
-    given there, and where the backend does not have this operator or does not work here.
+    The backend triton is compiled ahead of time for its own examples, not for cases. Raises BackendError if a case is
+    given there, if the backend does not have this operator, or if it does not work here.
     """
     if backend is Backend.TRITON:
         if case is not None:
-            raise BackendError(f"{suite.operator}: backend triton shows its examples, all of them; leave out the case")
+            raise BackendError(f"{suite.operator}: backend triton shows all of its examples; remove the case")
         return _triton(suite)
     case = case or case_of(suite, None)
     if problem := backend_problems()[backend]:

@@ -1,4 +1,4 @@
-"""Work on several things at once, each in one thread."""
+"""Process several items at once, each in one thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _starting = Lock()
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return `work` of each item, in order; results do not depend on the number of threads.
+    """Return the results of `work` for each item, in order; they do not depend on the number of threads.
 
-    Torch's own threads wait for one another after each operation: of many small ones on a busy machine they take a
-    hundred times as long.
+    Torch's own threads synchronize after each operation: many small operations on a busy machine take a hundred times
+    as long.
     """
     items, threads = list(items), torch.get_num_threads()
     if threads == 1 or not items:
@@ -36,7 +36,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
             return work(item)
 
     with ThreadPoolExecutor(count, initializer=start) as pool:
-        with _starting:  # a thread that first uses torch now would have one thread for good
+        with _starting:  # otherwise a thread that first uses torch now would keep a thread count of one
             found = pool.map(run, items)
             started.wait()
             torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""torch.compile with a count: what Inductor has compiled, over the whole process."""
+"""Call torch.compile, and count Inductor's compilations in the whole process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-MAX_GRAPHS = 512  # of one function, in one process
+MAX_GRAPHS = 512  # maximum graphs of one function in one process
 
 
 class _Graphs:
-    """The backend: Inductor, and a count of the graphs it has compiled."""
+    """The torch.compile backend: Inductor, with a count of the graphs it has compiled."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -31,7 +31,7 @@ _graphs = _Graphs()
 
 
 def graph_count() -> int:
-    """Return graphs compiled since the process began."""
+    """Return the number of graphs compiled since the process began."""
     return _graphs.count
 
 
@@ -43,17 +43,17 @@ def _of_this_call(guards: Sequence) -> list[bool]:
 def compile_once(function: FunctionType, dynamic: bool, cache_key: Hashable = None) -> Callable:
     """Compile `function` once for the whole process: runners of equal models share the result.
 
-    torch checks at each call that every module and every global it met when it compiled is still the same, which takes
-    a block's call 140 microseconds here. With a `cache_key` (equal only for modules of one structure and type of
-    weights) there is one compilation for each key, and only tensors and other arguments are looked at again.
+    At each call torch checks that every module and every global in the compiled code is still the same; for a block
+    this takes 140 microseconds here. With a `cache_key` (equal only for modules of one structure and type of weights)
+    there is one compilation for each key, and only tensors and other arguments are looked at again.
     """
     config = torch._dynamo.config
-    # Every bucket of rows and every kind of block is one more entry for the same code.
+    # Every bucket of rows and every kind of block adds an entry for the same code.
     config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, MAX_GRAPHS)
     options: dict[str, Any] | None = None
     if cache_key is not None:
-        # Compiled code is kept by code object: each key needs a separate one.
+        # torch caches compiled code by code object, so each key needs a separate one.
         function = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         options = {"guard_filter_fn": _of_this_call}
     return torch.compile(function, backend=_graphs, dynamic=dynamic, fullgraph=True, options=options)

@@ -1,4 +1,4 @@
-"""Trace in one thread at a time: torch's tracers keep their state for the whole process, and two would spoil it."""
+"""Trace in one thread at a time: torch's tracers have global state that two concurrent traces would corrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge `agent.yaml`: whether a later round of an agent computes only what is new, and is sooner for it."""
+"""Judge `agent.yaml`: whether a later round of an agent computes only its new tokens, and has a lower TTFT for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Compare real with simulated runs: equal requests computed here, and simulated with step times fitted to other
-requests.
+"""Compare real runs with simulated ones, whose step times were fitted to other requests.
 
     python -m experiments.agreement
 
@@ -20,17 +19,17 @@ from statistics import median
 from typing import Any
 
 from workbench.engine.runner import Runner
-from workbench.experiment.build import arrivals_of, requests_of, runner_for
+from workbench.experiment.build import requests_of, runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.machine.ceilings import intra_op_threads
 from workbench.measure.jobs import request_metrics_of
 from workbench.measure.rounds import run_requests
+from workbench.measure.serving import TrafficWorkload, arrivals_of
 from workbench.measure.simulated import instance_spec_for
 from workbench.runs.metrics import distribution, summarize
 from workbench.simulate.fleet import Fleet, InstancePool
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import StepTimeModel, fit_step_times
-from workbench.simulate.traffic_settings import TrafficWorkload
 from workbench.trace.recorder import Recorder
 
 METRICS = [(name, q) for name in ("ttft_s", "tpot_s") for q in ("p50", "p90")]
@@ -38,7 +37,7 @@ REPETITIONS, TOLERANCE = 5, 0.15
 
 
 class ProcessClock:
-    """A clock of the seconds that this process has computed, and those that it would have waited."""
+    """A clock that counts only the processor seconds of this process, plus the seconds that it would have slept."""
 
     def __init__(self) -> None:
         self._waited = 0.0
@@ -51,7 +50,7 @@ class ProcessClock:
 
 
 def run_real(runner: Runner, experiment: Experiment) -> Recorder:
-    """Run the experiment's requests on the runner, and return the recorded events."""
+    """Run the experiment's requests on the runner, and return a recorder with its events."""
     recorder = Recorder()
     requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
     runner.set_listener(recorder.record)
@@ -61,7 +60,7 @@ def run_real(runner: Runner, experiment: Experiment) -> Recorder:
 
 
 def run_simulated(experiment: Experiment, times: StepTimeModel) -> dict[str, dict]:
-    """Simulate the same requests under a clock whose steps take `times`."""
+    """Simulate the same requests with the step times `times`, and return the distributions of TTFT and TPOT."""
     assert isinstance(experiment.workload, TrafficWorkload)
     clock = experiment.with_("executor={kind: simulated, hardware: h100}")  # of which only the memory is taken
     machine = replace(instance_spec_for(clock), times=times)
@@ -71,7 +70,8 @@ def run_simulated(experiment: Experiment, times: StepTimeModel) -> dict[str, dic
 
 
 def repetition(runner: Runner, experiment: Experiment, number: int) -> dict[str, dict[str, float]]:
-    """Return real and simulated figures of the requests with seed `number`."""
+    """Return real and simulated TTFT and TPOT of the requests with seed `number`, and the relative error of the
+    simulated values."""
     seeded = experiment.with_(f"workload.seed={number}")
     times = fit_step_times(run_real(runner, experiment.with_(f"workload.seed={1000 + number}")).steps())
     recorder = run_real(runner, seeded)
@@ -86,7 +86,8 @@ def repetition(runner: Runner, experiment: Experiment, number: int) -> dict[str,
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the relative error of simulated figures, in the median of the repetitions, and whether the rule holds."""
+    """Return the relative error of each simulated figure, the median over the repetitions, and whether all are within
+    the tolerance."""
     off = {f"{name}_{q}": median(row[f"{name}_{q}"]["off"] for row in rows) for name, q in METRICS}
     return {"off": off, "within": all(abs(each) <= TOLERANCE for each in off.values())}
 

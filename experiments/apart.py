@@ -1,8 +1,10 @@
-"""Judge prefill and decode apart by the rule of `apart.yaml`: measured on processes, predicted before by the simulator.
+"""Judge separate prefill and decode pools by the rule of `apart.yaml`: measured on processes, after a prediction by the
+simulator.
 
-The same requests, at their times, go to two engines of one core each: one pool that computes prompts in chunks between
-decodes, one pool that computes them whole, and two pools (one engine for prompts, one for decodes) that share memory or
-send bytes. `--set workload.trace=PATH` takes a recorded trace in place of the generator fitted to it.
+The same requests, at their times, go to two engines of one core each, arranged in three ways: one pool that computes
+prompts in chunks between decodes; one pool that computes them whole; and two pools, one engine for prompts and one for
+decodes, which share memory or send bytes. `--set workload.trace=PATH` takes a recorded trace in place of the generator
+fitted to it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def interference(rows: VariantRows) -> Verdict:
-    """Judge the claim by the rule that simulated fleets had before (`disaggregation.separate`), at one load."""
+    """Judge the claim about prefill interference, at one load, by the rule that simulated fleets had before
+    (`disaggregation.separate`)."""
     whole, two = variant_row(rows, WHOLE), variant_row(rows, SHARED)
     times = whole[GAP] / two[GAP]
     best = max(variant_row(rows, name)["slo_attainment"] for name in (WHOLE, CHUNKS))
@@ -69,7 +72,7 @@ def interference(rows: VariantRows) -> Verdict:
 
 
 def pays(rows: VariantRows) -> Verdict:
-    """Judge whether separate pools pay here, against one pool with chunks."""
+    """Judge whether separate pools are worth it on this machine, against one pool with chunked prefill."""
     one, two = variant_row(rows, CHUNKS), variant_row(rows, SHARED)
     times, kept = two[GAP] / one[GAP], two["slo_attainment"] / one["slo_attainment"]
     return Verdict(

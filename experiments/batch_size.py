@@ -65,7 +65,8 @@ def amortised(rows: VariantRows) -> Verdict:
 
 
 def trade(rows: VariantRows) -> Verdict:
-    """Judge both ways of serving more at once: more clients, and a higher limit for the same clients."""
+    """Judge the trade of TTFT against throughput in two ways: with more clients, and with a higher batch limit for the
+    same clients."""
     load = [variant_row(rows, size) for size in SIZES]
     limit = [variant_row(rows, name) for name in (CROWD, LIMITED)]
     parted = [_parted(load), _parted(limit)]

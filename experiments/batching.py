@@ -61,7 +61,7 @@ def joining(rows: VariantRows) -> Verdict:
 
 
 def amortised(rows: VariantRows) -> Verdict:
-    """Judge latency by the time per output token: E2EL includes the wait, which falls as the queue moves faster."""
+    """Judge latency by TPOT, not E2EL, which includes the waiting time: that falls as the queue moves faster."""
     found = [variant_row(rows, name) for name in SIZES.values()]
     times = found[-1][RATE] / found[0][RATE]
     grows = all(after[RATE] > before[RATE] for before, after in pairwise(found))

@@ -1,4 +1,5 @@
-"""Conversations that demo-chat learns from and is judged by, drawn from a seed: system, tools, several exchanges.
+"""Draw the conversations that demo-chat is trained and judged on from a seed: a system prompt, tools, several
+exchanges.
 
 `draw(side, seed)` is one conversation of the training or the held-out side (see `chat_draw`);
 `python -m experiments.chat_conversations` prints a few.
@@ -34,7 +35,7 @@ from experiments.chat_exchanges import (
     worked_out,
 )
 from experiments.chat_format import segments
-from workbench.experiment.settings import AgentQuestion
+from workbench.measure.agent import AgentQuestion
 from workbench.prompt.tools import declare
 
 DECLARATIONS = {name: declare(function).declaration() for name, function in TOOLS.items()}
@@ -48,7 +49,7 @@ MAX_EXCHANGES = 5
 class ChatSample:
     """A whole conversation.
 
-    With `thinking` thoughts are written, but for a share beyond `kept` of each, cut off as by a budget.
+    With `thinking`, assistant messages have thoughts, cut to their first `kept` fraction of words as by a budget.
     """
 
     system: str
@@ -62,7 +63,8 @@ class ChatSample:
         return [DECLARATIONS[name] for name in self.tools]
 
     def messages(self, exchanges: int | None = None) -> list[dict[str, Any]]:
-        """Return the messages of the first `exchanges`, all by default, in the shape that chat templates take."""
+        """Return the messages of the first `exchanges` exchanges (default: all), in the form that chat templates
+        take."""
         made: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for exchange in self.exchanges[:exchanges]:
             made.append({"role": "user", "content": exchange.question})
@@ -94,7 +96,8 @@ SHARES = {  # of a conversation's exchanges; small sums without a calculator are
 
 
 def draw(side: Side, seed: int, kind: str | None = None, thinking: bool | None = None) -> ChatSample:
-    """Return the conversation number `seed` of a side. With `kind`: one exchange of it, with tools that fit."""
+    """Return conversation number `seed` of a side. With `kind`, it has one exchange of that kind, and tools that
+    fit."""
     made = Draw(side, f"{seed} {kind or ''}")
     thinking = made.chance(0.4) if thinking is None else thinking
     if kind is not None:
@@ -228,7 +231,8 @@ def _follow_up(made: Draw, first: Exchange, brief: bool) -> list[Exchange]:
 
 
 def questions(count: int, kinds: str = "", first: int = 0) -> list[AgentQuestion]:
-    """Return `count` held-out questions of each kind for an experiment's agent; by default of all but follow-ups."""
+    """Return `count` held-out questions of each kind for an experiment's agent; default: all kinds except
+    follow-ups."""
     found = []
     for kind in kinds.split(",") if kinds else [kind for kind in KINDS if kind != "follow_up"]:
         for seed in range(first, first + count):
@@ -247,7 +251,7 @@ def main(
     side: Annotated[str, typer.Option(help="training or held_out")] = "training",
     kind: Annotated[str, typer.Option(help="of one kind")] = "",
 ) -> None:
-    """Print conversations as the model reads them."""
+    """Print drawn conversations as the model reads them."""
     for seed in range(count):
         sample = draw("held_out" if side == "held_out" else "training", seed, kind or None)
         typer.echo("".join(text for text, *_ in segments(sample.messages(), sample.declarations)) + "\n")

@@ -1,7 +1,7 @@
 """Draw phrases, numbers, functions and units for one side of demo-chat's conversations: training, or held out.
 
-A number from 10 on, a phrase and a documented name belong to one side alone, by the SHA-256 of their text. There are
-only ten digits: both sides have them.
+A number from 10 on, a phrase or a documented name belongs to one side only, chosen by the SHA-256 of its text. The ten
+digits belong to both sides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_held_out(text: str, one_in: int) -> bool:
 
 @cache
 def functions() -> dict[Side, tuple[str, ...]]:
-    """Return the documented names of the standard library on each side of the split."""
+    """Return documented names of the standard library by side of the split."""
     found = []
     for name in (*demo_tools.MODULES, *demo_tools.TYPES):
         with warnings.catch_warnings():
@@ -53,7 +53,7 @@ def functions() -> dict[Side, tuple[str, ...]]:
 
 
 class Draw:
-    """Random choices on one side of the split."""
+    """Random choices of phrases, numbers, functions and units on one side of the split, training or held out."""
 
     def __init__(self, side: Side, seed: str):
         self.side: Side = side
@@ -70,7 +70,7 @@ class Draw:
         return self.choice(held_out if self.side == "held_out" else training)
 
     def nested(self, frames: tuple[str, ...], inner: tuple[str, ...]) -> tuple[str, str]:
-        """Return a frame and what goes into it; on the held-out side at least one of the two is held out."""
+        """Return a frame and the phrase that fills it; on the held-out side at least one of the two is held out."""
         if self.side == "training":
             return self.phrase(frames), self.phrase(inner)
         which = self.rng.randrange(3)
@@ -79,7 +79,7 @@ class Draw:
         return frame, self.choice(known_inner) if which == 1 else self.phrase(inner)
 
     def number(self, digits: int = 4, decimals: bool = False) -> str:
-        """Return a number of up to so many digits; on the held-out side a held-out one, or a digit."""
+        """Return a number of up to `digits` digits; on the held-out side a held-out number, or a single digit."""
         size, exact = self.rng.randint(1, digits), not (decimals and self.chance(0.3))
         while True:
             text = str(self.rng.randrange(10 ** (size - 1) + (size == 1), 10**size))
@@ -95,7 +95,8 @@ class Draw:
         return self.choice(functions()[self.side])
 
     def units(self, count: int = 2) -> list[str]:
-        """Return so many different units of one measure; those of temperatures cannot be added, and come in twos."""
+        """Return `count` different units of one measure, such as length. Temperatures come only in twos, since they
+        cannot be added."""
         names = SPELLINGS[self.choice([measure for measure in SPELLINGS if count == 2 or measure != "temperature"])]
         while True:
             found = self.rng.sample(names, count)

@@ -1,4 +1,5 @@
-"""Questions with the rounds of calls that they take and their answers: every result is what the real tool returns."""
+"""Make questions with the rounds of tool calls that they take and their answers; every result is what the real tool
+returns."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ IN_THE_HEAD = ("{a} + {b}", "{a} - {b}", "{a} * {b}")  # with whole numbers, the
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool. `result` is what the tool really returns."""
+    """One call of a tool; `result` runs the real tool."""
 
     name: str
     arguments: dict[str, Any]
@@ -30,7 +31,7 @@ class Call:
 class Exchange:
     """A question, the rounds of calls it takes, and the answer.
 
-    `thoughts` has one for each round and one for the answer. `wanted` are texts that a right answer holds.
+    `thoughts` has one text for each round and one for the answer. `wanted` are texts that a right answer contains.
     """
 
     kind: str
@@ -46,7 +47,7 @@ class Exchange:
 
 
 def run_tool(name: str, arguments: dict[str, Any]) -> str:
-    """Return a tool's result, or its error as a text that the model reads."""
+    """Return a tool's result, or its error as the text that the model reads."""
     try:
         return TOOLS[name](**arguments)
     except ValueError as error:
@@ -70,12 +71,12 @@ def failed(result: str) -> bool:
 
 
 def direct(kind: str, question: str, answer: str, thought: str, wanted: tuple[str, ...] | None = None) -> Exchange:
-    """Return an exchange without calls."""
+    """Return an exchange without tool calls."""
     return Exchange(kind, question, (), answer, (answer,) if wanted is None else wanted, (thought,))
 
 
 def arithmetic(draw: Draw, expressions: Sequence[str] = tuple(sorted(phrases.ARITHMETIC))) -> tuple[str, str, str]:
-    """Return a frame for a question, words for one of the expressions, and the expression."""
+    """Return a frame for a question, one of the expressions in words, and the same expression in digits."""
     expression = draw.choice(expressions)
     frame, words = draw.nested(phrases.ASK, phrases.ARITHMETIC[expression])
     values = {name: draw.number(decimals=True) for name in "abc"} | {"s": str(draw.rng.randint(2, 5))}
@@ -92,7 +93,8 @@ def arithmetic(draw: Draw, expressions: Sequence[str] = tuple(sorted(phrases.ARI
 
 
 def hard_calculation(draw: Draw) -> Exchange:
-    """Return a calculation that is never worked out without a tool."""
+    """Return an exchange with a calculation that is too hard to do in the head, and is always done by the
+    calculator."""
     frame, words, expression = arithmetic(
         draw, [each for each in sorted(phrases.ARITHMETIC) if each not in IN_THE_HEAD]
     )
@@ -175,7 +177,7 @@ def looked_up(question: str, name: str, brief: bool) -> Exchange:
 
 
 def parallel_exchange(draw: Draw, brief: bool) -> Exchange:
-    """Two questions of one kind in one: two calls in one round."""
+    """Return an exchange with two questions of one kind in one message, answered by two calls in one round."""
     if draw.chance(0.5):
         names = [draw.function(), draw.function()]
         f, g = (draw.choice(phrases.NAMES[:3]).format(name) for name in names)
@@ -198,7 +200,7 @@ def parallel_exchange(draw: Draw, brief: bool) -> Exchange:
 
 
 def sum_exchange(draw: Draw, brief: bool) -> Exchange:
-    """Two quantities converted in one round, and added in the next."""
+    """Return an exchange that converts two quantities in one round, and adds them in the next."""
     unit, other, to = draw.units(3)
     value, second = draw.number(2), draw.number(2)
     question = draw.phrase(phrases.CONVERT_TWO).format(v=value, u=unit, w=second, x=other, t=to)
@@ -211,7 +213,7 @@ def sum_exchange(draw: Draw, brief: bool) -> Exchange:
 
 
 def chain_exchange(draw: Draw, brief: bool) -> Exchange:
-    """A conversion and then a calculation with its result, or the other way round."""
+    """Return an exchange that converts a quantity and then calculates with the result, or the other way round."""
     unit, to = draw.units()
     if draw.chance(0.5):
         value, more = draw.number(3), draw.number(3)
@@ -237,7 +239,8 @@ def as_follow_up(exchange: Exchange) -> Exchange:
 
 
 def worked_out(draw: Draw, brief: bool) -> Exchange:
-    """A small sum, difference or product without a tool: digit by digit in the thought, from the right."""
+    """Return an exchange with a small sum, difference or product, worked out without a tool: the thought goes digit by
+    digit, from the right."""
     expression = draw.choice(IN_THE_HEAD)
     frame, words = draw.nested(phrases.ASK, phrases.ARITHMETIC[expression])
     a, b = draw.number(5), draw.number(1 if "*" in expression else 5)
@@ -250,10 +253,11 @@ def worked_out(draw: Draw, brief: bool) -> Exchange:
 
 
 def columns(a: str, b: str, operation: str) -> str:
-    """Write a sum, a difference (a >= b) or a product with one digit out by columns, from the right.
+    """Return a written calculation by columns, from the right: a sum, a difference (a >= b), or a product with one
+    digit.
 
-    Each step has the digits with what is carried, their result, and the digits found so far, so that no step needs more
-    than the one before it.
+    Each step has the digits with the carry, their result, and the digits found so far, so that each step needs only the
+    step before it.
 
     >>> columns("847", "96", "+")
     '7+6=13:3, 4+9+1=14:43, 8+0+1=9:943'

@@ -1,4 +1,4 @@
-"""Define how demo-chat reads a conversation: its tokenizer, and which tokens it learns to write.
+"""Define the tokens of demo-chat's conversations: its tokenizer, and the tokens that it learns to write.
 
 The tokenizer has the demo's entries and cuts text so that copying is easy for a small model: digits one by one, and
 words without a mark before them. `json` is then the same tokens in `json.dumps`, `"json.dumps"` and `` `json` ``.
@@ -16,9 +16,10 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
 from experiments.demo_tokenizer import BEGIN, END, PAD
+from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.prompt.own_template import ASSISTANT, SYSTEM, TEMPLATE, THINK, THOUGHT_END, TOOL, TURN, USER
 
-CHAT = Path(__file__).resolve().parent.parent / "workbench" / "demo" / "chat"  # the model that ships
+CHAT = BUNDLED_MODELS["demo-chat"]
 PIECES = r"(?:\r?\n)+|(?<=\n)[ \t]+| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+|\s+"
 CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BEGIN, "eos_token": TURN, "pad_token": PAD,
@@ -29,7 +30,8 @@ Segment = tuple[str, bool, bool]  # text, whether it is one control token, wheth
 
 
 def chat_tokenizer(base: Path) -> Tokenizer:
-    """Return the tokenizer in the file `base` with the cuts of this page: the same entries, other pieces."""
+    """Return the tokenizer in the file `base` with demo-chat's rules for cutting text: the same vocabulary, other
+    pieces."""
     tokenizer = Tokenizer.from_file(str(base))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -44,7 +46,8 @@ def chat_tokenizer(base: Path) -> Tokenizer:
 def segments(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], cut_thoughts: bool = False
 ) -> Iterator[Segment]:
-    """Yield what `TEMPLATE` renders, in parts. The model writes all of an assistant's turn but its opening.
+    """Yield the parts of what `TEMPLATE` renders: text, whether it is a control token, and whether the model learns to
+    write it. The model writes an assistant's turn except its opening.
 
     With `cut_thoughts` the end of a thought is not learned: the thought was cut there by force.
     """
@@ -82,7 +85,8 @@ def segments(
 
 
 def encode(tokenizer: Tokenizer, parts: Iterator[Segment]) -> tuple[list[int], list[bool]]:
-    """Return token ids, and for each whether the model learns to write it. Texts never make a control token."""
+    """Return the token ids of `parts`, and for each id whether the model learns to write it. Texts never become control
+    tokens."""
     ids: list[int] = []
     learned: list[bool] = []
     tokenizer.encode_special_tokens = True

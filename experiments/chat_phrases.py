@@ -1,4 +1,4 @@
-"""The phrases that demo-chat's conversations are made of, and their split into training and held-out ones.
+"""List the phrases that demo-chat's conversations are made of, and split them into training and held-out ones.
 
 Braces are filled by `chat_exchanges`: numbers a, b, c; a value v with unit u and target t; functions f and g. Of every
 group about one phrase in six is held out, by the SHA-256 of its text: no choice of ours, and the same everywhere.
@@ -15,10 +15,10 @@ HELD_OUT_ONE_IN = 6
 
 @cache
 def split(phrases: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the phrases for training and those held out: at least one each.
+    """Return the training phrases and the held-out phrases of a group, at least one of each.
 
-    Held out are arrangements, not words: each word and mark of a held-out phrase occurs in one of the others.
-    Refusals are the exception, for what is refused is whatever was never heard of.
+    Arrangements are held out, not words: each word and punctuation mark of a held-out phrase occurs in a training
+    phrase. Refusals are the exception: what is refused should be new to the model.
     """
     ranked = sorted(phrases, key=lambda phrase: hashlib.sha256(phrase.encode()).digest())
     held: list[str] = []
@@ -33,7 +33,7 @@ def split(phrases: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def words(phrase: str) -> set[str]:
-    """Return the words and marks of a phrase, without what its braces stand for."""
+    """Return the words and punctuation marks of a phrase, without its placeholders in braces."""
     return set(re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w*\}", " ", phrase)))
 
 

@@ -22,7 +22,7 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def chunks(rows: VariantRows) -> Verdict:
-    """Judge the better of the chunk sizes, and state the price of both."""
+    """Judge the chunk size with the shorter gap between tokens, and state the cost of both sizes."""
     without, whole = variant_row(rows, UNDISTURBED), variant_row(rows, WHOLE)
     cut = min((variant_row(rows, name) for name in CHUNKED), key=lambda row: row[GAP])
     times = whole[GAP] / cut[GAP]

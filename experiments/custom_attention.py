@@ -1,4 +1,4 @@
-"""Custom attention variants, added from outside as any user would.
+"""Define custom attention variants outside of the library, as a user would.
 
 Run it to see each one drawn, checked, and put into the demo model: `python experiments/custom_attention.py`. In an
 experiment they are named by their path, or by the name they were registered under:
@@ -30,7 +30,7 @@ PICTURES = Path("pictures")
 @workbench.register("dilated")
 @dataclass(frozen=True)
 class Dilated:
-    """A mask of the last `near` tokens, and every `step`-th before them.
+    """A mask of the last `near` tokens, and of every `step`-th token before them.
 
     Longformer's dilated window (Beltagy et al., 2020).
     """
@@ -44,15 +44,16 @@ class Dilated:
 
 # %% A score function replaces each score: here far keys fade, faster for later heads.
 def fading(score: Tensor, head: Tensor, query: Tensor, key: Tensor, rate: float = 0.02) -> Tensor:
-    """Lower scores by distance with a slope a head, as ALiBi does, but with slopes in equal steps."""
+    """Lower scores in proportion to distance with one slope for each head, as in ALiBi but with equally spaced
+    slopes."""
     return score - rate * (head + 1) * (query - key)
 
 
 # %% A module may change everything: it extends ours, and may hold parameters of its own.
 class Gated(Attention):
-    """Attention with each head's output gated by the head's own query.
+    """Attention that gates each head's output by a value computed from the head's query.
 
-    Qiu et al. (2025) gate by the input instead.
+    Qiu et al. (2025) compute the gate from the layer's input instead.
     """
 
     def __init__(self, *slots, open: float = 1.0, **more):
@@ -70,7 +71,7 @@ def peeking(query: Tensor, key: Tensor) -> Tensor:
 
 
 def continued(text: str, tokens: int, **attention: object) -> str:
-    """Return the demo model's greedy continuation of `text` with its attention changed."""
+    """Return the demo model's greedy continuation of `text`, with its attention changed by the given settings."""
     runner = workbench.load("demo", attention=attention, backend="eager", dtype="float32")
     return "".join(event.text for event in runner.stream(text, max_tokens=tokens, temperature=0))
 

@@ -1,4 +1,4 @@
-"""The demo's two tokenizers: byte-level BPE trained on the corpus, and bytes without merges.
+"""Make the demo's two tokenizers: byte-level BPE trained on the corpus, and single bytes without merges.
 
 Both are `tokenizers` files (`tokenizer.json`), so the Hugging Face ecosystem reads them too.
 """
@@ -24,7 +24,7 @@ PIECES = (
 
 
 def train(texts: Iterable[str], entries: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer of `entries` ids, control tokens first."""
+    """Train a byte-level BPE tokenizer of `entries` ids; control tokens have the first ids."""
     tokenizer = _bytes_in_bytes_out(Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(
         vocab_size=entries,
@@ -37,7 +37,7 @@ def train(texts: Iterable[str], entries: int) -> Tokenizer:
 
 
 def bytes_only() -> Tokenizer:
-    """Make a tokenizer of one id a byte, after the same control tokens.
+    """Make a tokenizer with one id for each byte, after the same control tokens.
 
     It serves tests, comparison and models without text.
     """

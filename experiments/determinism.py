@@ -1,6 +1,6 @@
 """Judge greedy answers by the rules of `determinism.yaml`.
 
-The rule on reproducing was written before the run, the one on caching answers by exact input after it.
+The rule on reproducibility was written before the run, the rule on caching answers by exact input after it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def reproduces(rows: VariantRows) -> Verdict:
 
 
 def exact_cache(rows: VariantRows) -> Verdict:
-    """Judge whether a cached answer equals the one computed in any batch composition."""
+    """Judge whether an answer at temperature 0 can be cached: whether it is the same in any batch composition."""
     off = [row for row in rows if not row["batch_invariant"]]
     on = [row for row in rows if row["batch_invariant"]]
     bits = all(row["same_bits"] == 1 and row["varying_bits"] == 1 for row in off)
@@ -115,10 +115,10 @@ def _price(row: Mapping[str, Any]) -> str:
 
 
 def example_rows(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:
-    """Return rows as of a run, as examples for the rules.
+    """Return rows like those of a run, as examples for the rules.
 
-    With other batch compositions they have `tokens` outputs and `bits` sets of bits, with equal ones `same` sets. The
-    invariant mode has one where it is `mended`.
+    In varying batch compositions they have `tokens` different outputs, and `bits` outputs that differ in bits; in equal
+    compositions `same` ones. The batch-invariant mode has a single output if `mended`.
     """
     rows = []
     for invariant in (False, True):

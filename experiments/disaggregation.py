@@ -83,7 +83,7 @@ def separate(rows: VariantRows) -> Verdict:
 
 
 def highest_load_within_slo(row: Mapping[str, Any]) -> float:
-    """Return the highest load up to which all loads meet the SLO; 0 where the lightest does not."""
+    """Return the highest load up to which every load attains the SLO; 0 if the lightest does not."""
     most = 0.0
     for point in row["curve"]:
         if point["slo_attainment"] < SLO_ATTAINMENT:

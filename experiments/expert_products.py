@@ -1,4 +1,4 @@
-"""Measure mixtures: `python -m experiments.expert_products [--json] [--layers 4] [--peer PYTHON]`.
+"""Measure mixture-of-experts layers: `python -m experiments.expert_products [--json] [--layers 4] [--peer PYTHON]`.
 
 A model of the widths of OLMoE 1B 7B (`shape:olmoe-1b-7b`) with fewer layers, random weights in bfloat16, on the backend
 mlir: decode steps at batch 1 against this machine's read ceiling, prefill and the products alone against the rate of a
@@ -91,7 +91,7 @@ def measured(model: Transformer, rounds: int, llama: Llama | None) -> Row:
 
 
 def shares(model: Transformer, found: dict[str, float]) -> Row:
-    """Return what was reached of the ceilings, and of llama.cpp."""
+    """Return the fraction of this machine's ceilings that each part reached, and the speed relative to llama.cpp."""
     dense = max(found["dense product"], found["torch float32 product"])
     flops = prefill_flops(model)
     row = {
@@ -107,7 +107,7 @@ def shares(model: Transformer, found: dict[str, float]) -> Row:
 
 
 def prefill_flops(model: Transformer) -> float:
-    """Return the operations of a prompt's products, without attention's scores and with one row of the head."""
+    """Return the FLOPs of a prompt's matrix products, without attention scores and with the head for one row."""
     spec = model.spec
     used = sum(kind.attention.matrix_parameters(spec.hidden_size) for kind in spec.layers)
     used += sum(spec.hidden_size * kind.mlp_parameters_per_column[1] for kind in spec.layers)
@@ -115,7 +115,8 @@ def prefill_flops(model: Transformer) -> float:
 
 
 def products(model: Transformer) -> dict[str, Callable[[int], float]]:
-    """Return the first layer's gate and up alone, in bytes/s of 8 experts' weights or FLOP/s, and dense products."""
+    """Return functions that measure rates: of the first layer's expert products in bytes/s (8 rows) or FLOP/s (4096
+    rows), and of dense products."""
     weight = cast(MixtureOfExperts, model.blocks[0].feedforward).gate_up
     experts, (out, width) = len(weight), from_panels(weight[0]).shape
     one, many = torch.randn(8, width).bfloat16(), torch.randn(4096, width).bfloat16()
@@ -146,7 +147,7 @@ def products(model: Transformer) -> dict[str, Callable[[int], float]]:
 
 
 class Llama:
-    """llama.cpp in a process of its own, on the same weights as GGUF (see expert_products_llama.py)."""
+    """llama.cpp in a separate process, with the same weights as GGUF (see expert_products_llama.py)."""
 
     def __init__(self, python: str, state: dict[str, Tensor], layers: tuple, folder: Path):
         from safetensors.torch import save_file
@@ -157,11 +158,12 @@ class Llama:
         self.version = self._answer()["version"]
 
     def decode(self, prompt: list[int], tokens: int) -> float:
-        """Return the median seconds of a decoded token, or with one token the seconds of the prompt."""
+        """Return the median seconds of a decoded token; if `tokens` is 1, the seconds of the prompt."""
         return self._ask({"prompt": prompt, "tokens": tokens})["seconds"]
 
     def compare(self, runner: Runner, prompt: list[int]) -> Row:
-        """Return how far its logits after `prompt` are from ours, by the spread of ours."""
+        """Return the distance of llama.cpp's logits after `prompt` from ours, relative to the norm of ours, and whether
+        the likeliest token is the same."""
         theirs = torch.tensor(self._ask({"prompt": prompt, "tokens": 0})["logits"])
         ours = runner.model.logits(prompt)[-1]
         return {"relative": float((theirs - ours).norm() / ours.norm()), "same": bool(theirs.argmax() == ours.argmax())}

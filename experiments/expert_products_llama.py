@@ -1,7 +1,7 @@
 """Run llama.cpp for experiments/expert_products.py: `PYTHON expert_products_llama.py FOLDER THREADS LAYERS`.
 
-The Python has llama-cpp-python, gguf and numpy. It writes the state in the folder as GGUF, then answers a job a line:
-the median seconds of decoded tokens, of a prompt (`tokens` 1), or its logits (`tokens` 0)."""
+PYTHON has llama-cpp-python, gguf and numpy. It writes the state in the folder as GGUF, then answers one job per line:
+with the median seconds of decoded tokens, the seconds of a prompt (`tokens` 1), or its logits (`tokens` 0)."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH = 2048
 
 
 def tensors(folder: Path, layers: int) -> Any:
-    """Yield (GGUF's name, float32 values) of every tensor."""
+    """Yield every tensor as (GGUF name, float32 values)."""
     import numpy as np
 
     file = folder / "state.safetensors"

@@ -1,4 +1,4 @@
-"""Hold every family to transformers: `python -m experiments.family_parity [--backends eager,mlir] [--json]`.
+"""Compare every model family with transformers: `python -m experiments.family_parity [--backends eager,mlir] [--json]`.
 
 Random float32 checkpoints of each family (workbench/testing/family_checkpoints.py) are written by transformers and read
 by the workbench. For each way of computing a text, the figure is the largest difference of a logit, relative to the
@@ -54,7 +54,7 @@ GREEDY_PROMPT, GREEDY_TOKENS = 21, 6
 
 
 class Texts:
-    """Sequences over one cache, whose pages come in random order and hold NaN where nothing was written."""
+    """Sequences in one KV cache, whose pages are allocated in random order and hold NaN until they are written."""
 
     def __init__(self, model: Transformer, executor_of: Callable[[KVStore], StepRunner], length: int):
         self.length = length
@@ -70,7 +70,7 @@ class Texts:
         self.executor = executor_of(self.store)
 
     def start(self, number: int, ids: Tensor) -> Sequence:
-        """Start a sequence of `ids`, from the cached prefix where there is one."""
+        """Start a sequence with the tokens `ids`, on the cached prefix if there is one."""
         sequence = Sequence.from_request(Request(f"text {number}", tuple(ids.tolist())), number)
         sequence.length_limit = self.length
         sequence.pages = tuple([] for _ in self.store.groups)
@@ -78,7 +78,8 @@ class Texts:
         return sequence
 
     def step(self, sequences: list[Sequence], length: int) -> Tensor:
-        """Compute the next `length` tokens of each sequence; return logits of their last rows [sequence, vocab]."""
+        """Compute the next `length` tokens of each sequence; return the logits after its last token [sequence,
+        vocab]."""
         spans = []
         for sequence in sequences:
             start = sequence.num_computed_tokens
@@ -99,7 +100,7 @@ class Texts:
 def errors_by_way(
     model: Transformer, backend: Backend, texts: list[Tensor], expected: list[Tensor], lengths: list[int]
 ) -> dict[str, Any]:
-    """Return the relative error of each way on one backend, or the reason of its refusal.
+    """Return the relative error of each way of computing on one backend, or the reason why the backend refuses.
 
     Args:
         model: ours.
@@ -142,7 +143,8 @@ def relative_error(given: Tensor, expected: Tensor) -> float:
 
 
 def greedy_tokens(folder: str, theirs: Any, prompt: list[int]) -> dict[str, int]:
-    """Count the greedy tokens of a runner that are transformers' first choice, where that stands clear."""
+    """Count a runner's greedy tokens where transformers' first choice is clear of its second, and how many of them
+    equal it."""
     runner = load(folder, dtype="float32", backend="eager", page_size=PAGE_SIZE)
     asked = SamplingParameters(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
     events = runner.stream(Request("greedy", tuple(prompt), asked))
@@ -163,7 +165,8 @@ def logits_of(theirs: Any, ids: Tensor) -> Tensor:
 
 
 def parity(family: str, changes: dict[str, Any], backends: list[Backend]) -> Iterator[dict[str, Any]]:
-    """Yield a row for the family's case on the oracle, whole, and on each backend."""
+    """Yield a row for one family: errors of the oracle and of the whole model, then a row of errors for each
+    backend."""
     theirs = random_checkpoint(family, changes)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(4, SIZES["vocab_size"], (LENGTH,), generator=generator) for _ in range(2)]
@@ -188,7 +191,7 @@ def parity(family: str, changes: dict[str, Any], backends: list[Backend]) -> Ite
 
 
 def summarize(rows: list[dict[str, Any]]) -> Table:
-    """Return the largest error of each family by way and backend; a refusal as its reason."""
+    """Return the largest error of each family by way of computing and backend, or the reason of a refusal."""
     found: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for way, error in row["errors"].items():
@@ -212,7 +215,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Compare every family with transformers, in every way of computing a text."""
+    """Compare every family with transformers in every way of computing a text."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     chosen = [Backend(name) for name in backends.split(",")]
     cases = [each for each in FAMILY_CASES if not families or each[0] in families.split(",")]

@@ -1,7 +1,7 @@
-"""Fit the traffic generators to the public traces, and print their parameters as Python.
+"""Fit the traffic generators to the public traces, and print their parameters as JSON.
 
-    python -m experiments.fit_traffic azure azure_llm_inference_2023_conv.csv > workbench/simulate/azure_table.py
-    python -m experiments.fit_traffic mooncake mooncake_conversation.jsonl > workbench/simulate/mooncake_table.py
+    python -m experiments.fit_traffic azure azure_llm_inference_2023_conv.csv > workbench/simulate/azure.json
+    python -m experiments.fit_traffic mooncake mooncake_conversation.jsonl > workbench/simulate/mooncake.json
 
 Lengths become tables of quantiles, outputs one table for each quarter of the prompts. Times become a Poisson process
 with a rate for every five minutes. Mooncake's shared prefixes become a tree: a request is new, continues the latest
@@ -10,6 +10,7 @@ request with its longest shared prefix, or shares a part of one.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from statistics import mean, quantiles
@@ -20,17 +21,13 @@ from workbench.simulate.trace_files import read_trace
 WIDTH = 300.0  # seconds that share a rate
 QUARTERS = 4
 FINE, COARSE = 100, 40  # steps of a table
-SOURCES = {
-    "azure": "Azure LLM inference trace 2023, conversations (CC-BY 4.0; Patel et al., Splitwise, ISCA 2024)",
-    "mooncake": "Mooncake's conversation trace (Apache-2.0; kvcache-ai/Mooncake, FAST 2025)",
-}
 
 
 def table(values: Iterable[float], steps: int) -> list[int]:
-    """Return quantiles at equal distances.
+    """Return the values at equally spaced quantiles.
 
-    The ends are chosen so that the first and the last part keep their means: a few long texts carry much of a trace's
-    tokens.
+    The two end values are chosen so that the first and the last part keep their means, since a few long texts carry
+    many of a trace's tokens.
     """
     ordered = sorted(values)
     inner = quantiles(ordered, n=steps, method="inclusive")
@@ -40,7 +37,7 @@ def table(values: Iterable[float], steps: int) -> list[int]:
 
 
 def rates(arrivals: Sequence[Arrival]) -> list[int]:
-    """Count arrivals in each period; the last period, which is cut short, is scaled to full length."""
+    """Return the number of arrivals in each period; the count of the last, shorter period is scaled to full length."""
     end = arrivals[-1].time
     counts = [0] * (int(end // WIDTH) + 1)
     for arrival in arrivals:
@@ -50,7 +47,7 @@ def rates(arrivals: Sequence[Arrival]) -> list[int]:
 
 
 def by_quarter(arrivals: Sequence[Arrival]) -> list[list[int]]:
-    """Return output lengths of each quarter of the prompts, the shortest prompts first."""
+    """Return a table of output lengths for each quarter of the requests, ordered by prompt length, shortest first."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.prompt_tokens)
     size = len(ordered) / QUARTERS
     parts = [ordered[round(i * size) : round((i + 1) * size)] for i in range(QUARTERS)]
@@ -68,7 +65,7 @@ def azure(arrivals: Sequence[Arrival]) -> dict[str, object]:
 
 
 def mooncake(arrivals: Sequence[Arrival]) -> dict[str, object]:
-    """Fit Mooncake's conversations.
+    """Fit the parameters of Mooncake's conversations.
 
     `GROWTH`: tokens that a turn adds to its conversation beyond the last turn's prompt and output. Shared parts are
     given in thousandths of the earlier prompt's blocks; all of them is the same prompt once more.
@@ -109,35 +106,12 @@ def mooncake(arrivals: Sequence[Arrival]) -> dict[str, object]:
     }
 
 
-def as_python(name: str, parameters: dict[str, object]) -> str:
-    made = f"Made by `python -m experiments.fit_traffic {name} TRACE`; see there."
-    head = f'"""Fitted to {SOURCES[name]}.\n\n{made}\n"""\n'
-    lines = [head, "from __future__ import annotations\n"]
-    for key, value in parameters.items():
-        lines.append(f"{key} = {_wrapped(value)}")
-    return "\n".join(lines)
-
-
-def _wrapped(value: object) -> str:
-    if not isinstance(value, list):
-        return repr(value)
-    if value and isinstance(value[0], list):
-        return "[\n" + "".join(f"    {_row(row, 8)},\n" for row in value) + "]"
-    return _row(value, 4)
-
-
-def _row(values: list, indent: int, width: int = 116) -> str:
-    lines, line = [], ""
-    for value in values:
-        word = f"{value}, "
-        if len(line) + len(word) > width - indent:
-            lines.append(line.rstrip())
-            line = ""
-        line += word
-    inner = "\n".join(" " * indent + text for text in (*lines, line.rstrip()))
-    return f"[\n{inner}\n{' ' * (indent - 4)}]"
+def as_json(parameters: dict[str, object]) -> str:
+    """Return JSON with one parameter per line."""
+    lines = [f'"{name.lower()}": {json.dumps(value)}' for name, value in parameters.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 if __name__ == "__main__":
     fits = {"azure": azure, "mooncake": mooncake}
-    print(as_python(sys.argv[1], fits[sys.argv[1]](list(read_trace(sys.argv[2])))))
+    print(as_json(fits[sys.argv[1]](list(read_trace(sys.argv[2])))))

@@ -34,7 +34,7 @@ JUDGED = ("ttft_s_p50", "ttft_s_p90", "tpot_s_p50", "tpot_s_p90")
 
 
 def judge(rows: VariantRows) -> list[Verdict]:
-    """Judge all variants together; the reason names each figure that is farther off."""
+    """Judge all variants together; the verdict's reason names each figure whose error exceeds the tolerance."""
     off = {(row["variant"], name): error(row, name) for row in rows for name in JUDGED}
     far = {key: each for key, each in off.items() if abs(each) > WITHIN}
     words = ", ".join(f"{name} of {variant} by {each:+.0%}" for (variant, name), each in far.items())
@@ -59,7 +59,7 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def error(row: Mapping[str, Any], name: str) -> float:
-    """Return a predicted figure over the measured one, less 1."""
+    """Return the relative error of a predicted figure: predicted / measured - 1."""
     if "prediction" not in row:
         raise WorkbenchError(f"variant {row['variant']!r}: has no prediction; leave executor.predict on")
     return row["prediction"][name] / row[name] - 1

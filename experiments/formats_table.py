@@ -1,4 +1,5 @@
-"""Compare the formats of quantized files: `python -m experiments.formats_table [--json] [--out experiments/records]`.
+"""Compare the weight formats of quantized files: `python -m experiments.formats_table [--json] [--out
+experiments/records]`.
 
 The demo model is packed in each format by plain packers (workbench/testing/packers.py: rounding to nearest, no
 calibration), loaded as it is, and held against the dense model: bytes in files and in memory, KL of the next token on
@@ -57,14 +58,14 @@ LOGITS_BOUND, KL_RATIO = 1e-4, 3.0
 
 
 def texts_of(runner: Runner) -> list[ForcedText]:
-    """Return windows of held-out text, the same for all formats."""
+    """Return windows of held-out text, the same for every format."""
     assert runner.tokenizer is not None
     windows = sample_windows(cut_windows(runner.tokenizer, held_out_modules().texts, CONTEXT), WINDOWS, 0, CONTEXT)
     return [ForcedText(each.ids, each.first_scored, len(each.ids) - 1) for each in windows]
 
 
 def decode_rate(runner: Runner) -> float:
-    """Return tokens a second of one greedy text, its prompt included."""
+    """Return the tokens per second of one greedy text, the time of its prompt included."""
     began = time.perf_counter()
     ends = [each for each in runner.stream(PROMPT, max_tokens=TOKENS, temperature=0, ignore_eos=True)
             if isinstance(each, Finished)]  # fmt: skip
@@ -72,8 +73,8 @@ def decode_rate(runner: Runner) -> float:
 
 
 def difference_from_widened(folder: Path, ids: list[int]) -> float:
-    """Return the largest difference of a logit between the file as it is loaded and widened, in float32, over the
-    largest."""
+    """Return the largest difference between the logits of a file loaded as it is and widened to float32, relative to
+    the largest logit."""
     settings: dict[str, Any] = {"dtype": "float32", "backend": "eager", "report": discard}
     own, wide = (load(folder, **settings, weights=weights).model.logits(ids) for weights in ("auto", "dense"))
     return float((own - wide).abs().max() / wide.abs().max())
@@ -82,7 +83,7 @@ def difference_from_widened(folder: Path, ids: list[int]) -> float:
 def measure(
     names: list[str], backend: str, rounds: int, progress: Callable[[str], object]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a row for each format, the dense model first, and the verdict."""
+    """Return a row for each format, the dense model first, and the verdict of the rule."""
     source = BUNDLED_MODELS["demo"]
     with tempfile.TemporaryDirectory() as place:
         folders = {"dense": source}

@@ -1,10 +1,10 @@
 """Benchmark Triton's kernels and the whole model on one GPU: `python -m experiments.gpu_bench [--quick]`.
 
 (a) Every kernel against its specification in float64, (b) each timed case beside torch's own form and the card's
-measured ceilings, (c) decode and prefill of `shape:llama-3.1-8b` beside transformers. Every part is a process of its
-own, so that one that breaks, hangs or spoils the device leaves the others their results. It takes at most ten minutes
-and needs no network. With TRITON_INTERPRET=1 it is rehearsed without a GPU, and leaves no record: every part on small
-shapes in Triton's interpreter, and every kernel compiled to PTX.
+measured ceilings, (c) decode and prefill of `shape:llama-3.1-8b` beside transformers. Every part runs in a separate
+process, so that a part that breaks, hangs or spoils the device does not affect the results of other parts. It takes at
+most ten minutes and needs no network. With TRITON_INTERPRET=1 it is rehearsed without a GPU, and leaves no record:
+every part on small shapes in Triton's interpreter, and every kernel compiled to PTX.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REHEARSAL = dict.fromkeys([*(f"check {operator}" for operator in CHECKED), *PART
 
 
 def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one part, measured in this process."""
+    """Yield the rows of one part of the benchmark, measured in this process."""
     from experiments import gpu_kernels, gpu_models
 
     kind, _, what = part.partition(" ")
@@ -52,7 +52,7 @@ def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 class BenchmarkPart:
-    """A part running in a process of its own, which writes a line a row."""
+    """One part of the benchmark, running in a separate process that writes one row per line."""
 
     def __init__(self, name: str, quick: bool, folder: Path):
         self.name, self.began = name, time.monotonic()
@@ -65,7 +65,7 @@ class BenchmarkPart:
             )
 
     def finished(self, seconds: float) -> dict[str, Any]:
-        """Wait for at most `seconds`, and return the part's rows and its error."""
+        """Wait at most `seconds` for the process, and return the part's rows, and its error if there is one."""
         error = None
         try:
             if code := self._process.wait(max(1.0, seconds)):
@@ -81,7 +81,7 @@ class BenchmarkPart:
 
 
 def play(quick: bool, tell=print) -> list[dict[str, Any]]:
-    """Run all parts: the checks at once, then each of the others alone."""
+    """Run all parts: the checks at once, then every other part alone. Return their rows and errors."""
     began = time.monotonic()
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -100,13 +100,13 @@ def play(quick: bool, tell=print) -> list[dict[str, Any]]:
 
 
 def failures(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows that failed or broke, and the part itself where it did."""
+    """Return the failed rows of a part, followed by the part itself if its process failed."""
     bad = [row for row in part["rows"] if row.get("status") == "failed" or "error" in row]
     return [*bad, *([part] if "error" in part else [])]
 
 
 def summarize_part(part: dict[str, Any]) -> str:
-    """Describe a part in one line."""
+    """Describe a part in one line: its rows and failures."""
     rows = part["rows"]
     bad = [row for row in failures(part) if row is not part]
     line = f"{part['part']}: {len(rows)} rows, {len(bad)} of them failed"
@@ -122,7 +122,7 @@ def main(
     part: Annotated[str | None, typer.Option(hidden=True)] = None,
     rows: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Check and measure backend triton on the GPU of this machine, and record it."""
+    """Check and measure the backend triton on the GPU of this machine, and write the record."""
     import torch
 
     if not (torch.cuda.is_available() or REHEARSED or part == "ptx"):

@@ -32,13 +32,15 @@ PROMPTS, VOCAB = ((64,), 1000) if REHEARSED else ((512, 2048), 128_256)
 
 
 def checked(operator: str) -> Iterator[Row]:
-    """Check every case of one operator on the device against the specification in float64 (part a)."""
+    """Yield a row for every case of one operator, checked on the device against the specification in float64 (part
+    a)."""
     for row in check((Backend.TRITON,), operator):
         yield asdict(row)
 
 
 def compiled() -> Iterator[Row]:
-    """Compile every kernel of every operator for sm_90, which needs no GPU and no interpreter."""
+    """Yield a row for every kernel of every operator, compiled for sm_90, which needs neither a GPU nor the
+    interpreter."""
     for operator in EXAMPLES:
         yield from or_error({"part": "ptx", "operator": operator}, _figures, operator)
 
@@ -49,7 +51,8 @@ def _figures(operator: str) -> Iterator[Row]:
 
 
 def kernels(quick: bool) -> Iterator[Row]:
-    """Time the marked cases, and those of Llama 3.1 8B, beside torch's own forms and the card's ceilings (part b)."""
+    """Yield the times of marked cases and of Llama 3.1 8B's cases, each with the time of torch's own operators and the
+    fraction of the card's ceilings (part b)."""
     repetitions = 10 if quick else 50
     limits = ceilings(repetitions)
     yield {"part": "ceilings", **limits}
@@ -86,7 +89,7 @@ def timed_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
 
 
 def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
-    """Yield products, attention and token selection at the shapes of Llama 3.1 8B."""
+    """Yield cases of products, attention and token selection at the shapes of Llama 3.1 8B."""
     for format in (INT8_MATRIX, INT4, *map(MatrixFormat.named, IN_WORDS)):
         words = format.words is not None
         rows = (1, 512) if quick else (1, 16, 512) if words else (1, 4, 16, 64, 512, 2048)
@@ -109,7 +112,8 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
 
 
 def torch_form(operator: str, inputs: tuple) -> Form | None:
-    """Return torch's own way to the same result: products with a dense weight, attention over contiguous keys."""
+    """Return a function that computes the same result with torch's own operators (dense weights, contiguous keys); None
+    if there is none."""
     x, *rest = inputs
     if operator == "rms_norm":
         return lambda: F.rms_norm(x, (x.shape[1],), rest[0], rest[1])
@@ -125,9 +129,10 @@ def torch_form(operator: str, inputs: tuple) -> Form | None:
 
 
 def dense_attention(inputs: tuple) -> Form | None:
-    """Return scaled_dot_product_attention for contexts of one length, whole prompts or single tokens;
+    """Return a function that runs scaled_dot_product_attention, for contexts of one length and either whole prompts or
+    single tokens;
 
-    None for others.
+    None for other inputs.
     """
     q, (keys, values, table, *_), (starts, lengths, *_), parameters = inputs
     seqs, context, span = len(lengths), int(lengths[0]), int(starts[1])

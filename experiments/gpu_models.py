@@ -1,4 +1,5 @@
-"""Measure a whole model on a GPU: backend triton through the runner, in turn with transformers in one process."""
+"""Measure a whole model on a GPU: the backend triton through the runner, alternating with transformers in one
+process."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Turn = Callable[[int], Row]  # one run, by its number: tokens, seconds and furth
 
 
 def models(weights: str, beside: bool, quick: bool) -> Iterator[Row]:
-    """Measure decode and prefill with `weights`; with `beside`, also transformers in bfloat16."""
+    """Yield rows of decode and prefill with the weight format `weights`; with `beside`, also of transformers in
+    bfloat16."""
     works = [("decode", batch) for batch in batches(quick)] + [("prefill", 1)]
     engines: dict[str, Callable[[str, int], Turn]] = {"workbench": WorkbenchEngine(weights, quick).work}
     if beside:
@@ -59,8 +61,8 @@ def _in_turn(
 
 
 def rated(runs: list[Row], limits: Row) -> Row:
-    """Return medians and spread over an engine's runs, and shares of the card's ceilings where bytes and FLOPs are
-    known.
+    """Return the median and range of an engine's rates over its runs, and the fractions of the card's ceilings if bytes
+    and FLOPs are known.
     """
     rates = [run["tokens"] / run["wall_seconds"] for run in runs]
     row: Row = {"tokens_per_s": statistics.median(rates), "spread": [min(rates), max(rates)], "runs": len(runs)}
@@ -75,7 +77,7 @@ def rated(runs: list[Row], limits: Row) -> Row:
 
 
 class WorkbenchEngine:
-    """Backend triton, through the runner's public interface."""
+    """The workbench's engine with the backend triton, through the runner's public interface."""
 
     def __init__(self, weights: str, quick: bool):
         import workbench
@@ -103,7 +105,7 @@ class WorkbenchEngine:
 
 
 class TransformersEngine:
-    """The same shape in transformers, bfloat16, by its `generate` with default settings."""
+    """The same model shape in transformers, in bfloat16, through its `generate` with default settings."""
 
     def __init__(self) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM

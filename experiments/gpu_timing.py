@@ -1,6 +1,6 @@
-"""Time on a GPU: forms in turn, each replayed as a CUDA graph with cold caches, and the card's ceilings.
+"""Time functions on a GPU in turn, each replayed as a CUDA graph with cold caches, and measure the card's ceilings.
 
-Under TRITON_INTERPRET=1 it is a rehearsal without a GPU: small shapes, called once each, whose times say nothing.
+Under TRITON_INTERPRET=1 this is a rehearsal without a GPU: small shapes, each called once, and meaningless times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FLUSH_BYTES, READ_BYTES, MATRIX = (2**10, 2**13, 64) if REHEARSED else (2**28, 2
 
 
 def timed(forms: Mapping[str, Form], repetitions: int) -> dict[str, list[float]]:
-    """Return seconds of each form, run in turn; each is replayed as a CUDA graph with cold caches."""
+    """Return the seconds of every call of each form. Forms run in turn, each replayed as a CUDA graph with cold
+    caches."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
     graphs = {name: captured(form) for name, form in forms.items()}
     seconds: dict[str, list[float]] = {name: [] for name in forms}
@@ -36,7 +37,7 @@ def timed(forms: Mapping[str, Form], repetitions: int) -> dict[str, list[float]]
 
 
 def elapsed(form: Form) -> float:
-    """Return the seconds of one call, as the device's clock counts them."""
+    """Return the seconds of one call, measured by the device's clock."""
     if REHEARSED:
         began = time.perf_counter()
         form()
@@ -65,13 +66,14 @@ def captured(form: Form) -> Form:
 
 
 def spread(seconds: list[float]) -> Row:
-    """Return the median and the 10th and 90th percentile."""
+    """Return the median and the 10th and 90th percentile of `seconds`, and the number of repetitions."""
     figures = {name: percentile(seconds, q) for name, q in (("seconds", 50), ("p10", 10), ("p90", 90))}
     return {**figures, "repetitions": len(seconds)}
 
 
 def ceilings(repetitions: int) -> Row:
-    """Measure this card's ceilings in this process: bytes/s read and copied, FLOP/s of a bfloat16 product."""
+    """Return this card's ceilings, measured in this process: bytes/s read and copied, and FLOP/s of a bfloat16
+    product."""
     data = torch.ones(READ_BYTES // 4, device=DEVICE)
     half = data[: len(data) // 2]
     other = torch.empty_like(half)
@@ -86,7 +88,7 @@ def ceilings(repetitions: int) -> Row:
 
 
 def or_error(described: Row, rows: Callable[..., Iterator[Row]], *arguments: Any) -> Iterator[Row]:
-    """Yield `rows`, each with its description; an exception becomes a row, and the rest goes on."""
+    """Yield `rows`, each merged with `described`; an exception becomes a row with its message."""
     try:
         for row in rows(*arguments):
             yield {**described, **row}

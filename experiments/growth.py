@@ -1,8 +1,8 @@
-"""Measure how the cost of a token grows: `python -m experiments.growth FOLDER` leaves a record there.
+"""Measure how the time of a token grows along an axis: `python -m experiments.growth FOLDER` writes a record there.
 
 Decode steps of SmolLM2's shape with random weights and of the real file, both in bfloat16, along context, batch, layers
-and vocabulary. The rule, written before the run: the share of the roofline that a step reaches, which is the cost
-model's time by its own, is the same along each curve as at its first point, within `TOLERANCE`.
+and vocabulary. The rule, written before the run: the share of the roofline that a step reaches (the cost model's time /
+the measured time) is along each curve the same as at its first point, within `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MODELS = "shape:smollm2-135m", "smollm2"
 
 
 def curve(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to the points of a curve what the cost model says of a token, and by what `growth` differs from it."""
+    """Add to each point of a curve the measured and predicted seconds of a token, and `growth`: the relative excess of
+    measured over predicted growth since the first point."""
     for point in points:
         share = point["share_of_roofline"]
         point["token_s"] = point["step_seconds"]["p50"] / point["batch"]

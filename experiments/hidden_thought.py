@@ -1,4 +1,5 @@
-"""Let demo-chat think in hiding, and compare a hidden token's step with a shown one's, for `thinking-tokens`."""
+"""Let demo-chat think without showing the thought, and compare the step time of hidden and shown tokens, for
+`thinking-tokens`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ PAGE_SIZE, BUDGET, ROUNDS = 16, 64, 5
 
 
 def hidden_thought(quick: bool) -> EvidenceNumbers:
-    """Return a hidden step's time as a multiple of a shown one's, the tokens in the cache and those of the text.
+    """Return the step time of hidden tokens relative to shown ones, the number of tokens in the cache, and the number
+    of tokens in the text.
 
     Each question is answered by demo-chat alone, with a thought of at most 64 tokens that is not shown; the first round
     is not counted. `times` is the median over rounds of the ratio of median step times. Adds the calculated bill of an

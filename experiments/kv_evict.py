@@ -33,7 +33,8 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def bounded(rows: VariantRows) -> Verdict:
-    """Judge pages held at the end of a text against the budget; SnapKV adds the generated tokens, four here."""
+    """Judge whether the pages held at the end of a text stay within the budget; SnapKV may hold the generated tokens
+    (four here) as well."""
     per_token, over = variant_row(rows, FULL)["stored_bytes_per_token"], []
     for budget in BUDGETS:
         for policy in (*ALWAYS, "SnapKV"):
@@ -88,7 +89,8 @@ def _better(rows: VariantRows, policy: str, others: tuple[str, ...], claim: str,
 
 
 def snapkv(rows: VariantRows) -> Verdict:
-    """Judge names farther back than a cache of the newest tokens reaches, at every depth where the model can copy."""
+    """Judge whether SnapKV copies names that lie farther back than a cache of only the newest tokens reaches, at every
+    depth where the full model can copy."""
     full, shares = variant_row(rows, FULL)["copying"], {}
     for budget in BUDGETS:
         found = variant_row(rows, f"SnapKV {budget}")["copying"]

@@ -51,7 +51,8 @@ def saving(rows: VariantRows) -> Verdict:
 
 
 def formula(rows: VariantRows) -> Verdict:
-    """Judge 2 x layers x kv_heads x head_dim x bytes for the measured model: 6 layers, heads of 64, float32."""
+    """Judge the cache formula 2 x layers x kv_heads x head_dim x bytes against the measured model: 6 layers, heads of
+    64, float32."""
     off = {}
     for name, groups in GROUPS.items():
         off[name] = variant_row(rows, name)["stored_bytes_per_token"] / (2 * 6 * groups * 64 * 4) - 1
@@ -67,8 +68,8 @@ def formula(rows: VariantRows) -> Verdict:
 
 
 def llama_sizes(tokens: int = TOKENS) -> dict[str, float]:
-    """Return the formula's sizes, and those of a cache laid out on torch's meta device: the same tensors without
-    memory.
+    """Return the cache and weight sizes by the formula, and the size of a cache on torch's meta device, which has the
+    same tensors without memory.
     """
     report = report_for(f"shape:{LLAMA}", context=tokens, dtype="float16")
     store = meta_kv_store(named_shape(LLAMA), CacheConfig(), "float16")

@@ -1,5 +1,5 @@
-"""Compare perplexity with llama.cpp: `python -m experiments.llama_cpp_perplexity FILE.gguf --python PYTHON`, where
-PYTHON is one with the package xllamacpp.
+"""Compare a model's perplexity here and in llama.cpp: `python -m experiments.llama_cpp_perplexity FILE.gguf --python
+PYTHON`, where PYTHON has the package xllamacpp.
 
 Both read the same file. The text is this project's guides in the model's own tokens. llama.cpp rounds what enters a
 product of quantized weights to 8 bits in blocks, and that is the yardstick: the same model computed here in float32
@@ -53,14 +53,15 @@ def log_probabilities(logits: Tensor, ids: Tensor) -> list[float]:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Round each block of numbers of the rows x [token, width] to 8 bits, with a scale each."""
+    """Return `x` [token, width] with each block of values in a row rounded to 8 bits, with one scale per block."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     scales = blocks.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) / 127
     return ((blocks / scales).round() * scales).flatten(-2)
 
 
 def own_log_probabilities(path: Path, ids: Tensor) -> dict[str, list[float]]:
-    """Return those of the plain computation in float32, exactly and with `rounded` rows (but those of the head)."""
+    """Return the log-probabilities of the plain float32 computation, exactly and with the inputs of matrix products
+    rounded (except the head's)."""
     spec, _ = describe_model(str(path))
     checkpoint = open_checkpoint(path)
     state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
@@ -74,7 +75,7 @@ def own_log_probabilities(path: Path, ids: Tensor) -> dict[str, list[float]]:
 
 
 def served_log_probabilities(path: Path, ids: Tensor) -> tuple[str, list[float]]:
-    """Return the backends that `auto` takes, and what a request is given for the tokens of its prompt."""
+    """Return the backends that `auto` chooses, and the log-probabilities that a request gets for its prompt tokens."""
     runner = load(str(path), report=lambda line: None)
     request = Request("text", tuple(ids.tolist()), SamplingParameters(max_tokens=1, temperature=0, prompt_logprobs=1))
     (answer,) = (event for event in runner.stream(request) if isinstance(event, Finished))
@@ -82,7 +83,7 @@ def served_log_probabilities(path: Path, ids: Tensor) -> tuple[str, list[float]]
 
 
 def judged(by_source: dict[str, list[float]]) -> dict[str, Any]:
-    """Return each source's perplexity and its difference from the exact one, and whether the rule holds."""
+    """Return the perplexity of each source, its difference from the exact computation, and whether the rule holds."""
     rows: dict[str, Any] = {}
     for name, values in by_source.items():
         away = [one - exact for one, exact in zip(values, by_source["exact"], strict=True)]
@@ -103,7 +104,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="of the text")] = 1024,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Compare the perplexity of one text with llama.cpp's."""
+    """Compare the perplexity of one text here and in llama.cpp."""
     tokenizer = open_tokenizer(path)
     if tokenizer is None:
         raise WorkbenchError(f"{path}: the file has no tokenizer")

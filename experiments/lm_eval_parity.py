@@ -1,4 +1,5 @@
-"""Hold lm-eval's scores through the server to scores in process: `python -m experiments.lm_eval_parity --python FILE`.
+"""Compare lm-eval's scores through the server with scores in process: `python -m experiments.lm_eval_parity --python
+FILE`.
 
 FILE is the interpreter of an environment that has lm-eval 0.4.13 (`pip install "lm-eval[api]==0.4.13"`, without torch).
 Its task is made here: which of four lines comes next in a held-out module of Python. lm-eval scores each line through
@@ -60,7 +61,8 @@ Score = tuple[float, bool]  # a line's log-probability, and whether each of its 
 
 
 def make_questions(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return questions from the held-out modules; wrong lines stand elsewhere in the same module."""
+    """Return multiple-choice questions from the held-out modules: which line comes next. Wrong choices are other lines
+    of the same module."""
     draw, found = random.Random(seed), []
     modules = held_out_modules().texts
     texts = [each for each in sorted(modules.items()) if len(each[1].splitlines()) > 2 * CONTEXT_LINES]
@@ -82,7 +84,8 @@ def make_questions(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def score_in_process(runner: Runner, questions: Sequence[Mapping[str, Any]]) -> list[list[Score]]:
-    """Return the score of each choice, computed as lm-eval computes it from what a server sends."""
+    """Return the score of each choice of each question, computed in process as lm-eval computes it from a server's
+    answer."""
     tokenizer = runner.tokenizer
     assert tokenizer is not None
     requests, begins = [], {}
@@ -104,7 +107,8 @@ def score_in_process(runner: Runner, questions: Sequence[Mapping[str, Any]]) -> 
 
 
 def accuracies(questions: Sequence[Mapping[str, Any]], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
-    """Return the share of right answers: by log-probability, and by log-probability a character."""
+    """Return the fraction of questions answered right: by log-probability (`acc`), and by log-probability per character
+    (`acc_norm`)."""
     right = {"acc": 0, "acc_norm": 0}
     for question, row in zip(questions, scores, strict=True):
         plain = [score for score, _ in row]
@@ -115,7 +119,7 @@ def accuracies(questions: Sequence[Mapping[str, Any]], scores: Sequence[Sequence
 
 
 def run_lm_eval(python: Path, url: str, under_way: int, folder: Path) -> tuple[dict[str, float], list[list[Score]]]:
-    """Return lm-eval's own accuracies and the scores that it read, by question (WorkbenchError where it fails)."""
+    """Run lm-eval through the server; return its accuracies and the scores by question. WorkbenchError if it fails."""
     out = folder / f"out-{len(list(folder.iterdir()))}"
     arguments = {
         "model": MODEL, "base_url": f"{url}/v1/completions", "tokenizer_backend": "remote", "max_length": 1024,
@@ -149,7 +153,7 @@ def compare(own: Sequence[Sequence[Score]], read: Sequence[Sequence[Score]]) -> 
 
 
 def measure(python: Path, count: int, seed: int) -> dict[str, Any]:
-    """Return the record of all settings, with the verdict of each by the rule above."""
+    """Return the record of all settings, each with its verdict by the rule above."""
     questions = make_questions(count, seed)
     own = score_in_process(load_runner(SETTINGS["one at a time"][0]), questions)
     record = {
@@ -190,7 +194,7 @@ def main(
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
 ) -> None:
-    """Score through the server and in process, and say whether the two are equal."""
+    """Score the questions through the server and in process, and report whether the scores are equal."""
     record = measure(python, questions, seed)
     typer.echo(f"in process  {record['in_process']}")
     for row in record["rows"]:

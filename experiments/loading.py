@@ -1,12 +1,12 @@
-"""Measure the memory and the time of loading a model, each way in a process of its own.
+"""Measure the memory and time of loading a model, each way of loading in a separate process.
 
     python -m experiments.loading                 # a table of shape:smollm2-135m, and of its weights in a folder
     python -m experiments.loading --json --out experiments/records
 
 Each row is a process of its own. It first loads a tiny model with the same settings, so that imports, compiled kernels
 and what autotuning remembers are no part of the figures. Then the peak of its resident memory (VmHWM) is reset, the
-model is loaded, and read again. Pages of a mapped file count as resident once they are read, though the system may
-drop them at any time; `anonymous` is the highest resident memory without them. Files are in the page cache.
+model is loaded, and the peak is read. Pages of a mapped file count as resident once they are read, though the system
+may drop them at any time; `anonymous` is the highest resident memory without them. Files are in the page cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ QUESTION = "How much memory and time does loading take?"
 
 @dataclass(frozen=True)
 class Case:
-    """One way to load: `source` is a shape's random weights, or a folder of the family `llama` or `phi3`."""
+    """One way to load a model: `source` is random weights of a shape (`shape`), or a folder of the family `llama` or
+    `phi3`."""
 
     name: str
     source: str
@@ -58,8 +59,8 @@ CASES = (
 
 
 def write_folder(shape: str, family: str, folder: Path) -> None:
-    """Write random weights of a shape in bfloat16 as a folder of `family`: llama stores projections apart, phi3 those
-    of attention and of the gate joined."""
+    """Write random bfloat16 weights of a shape as a folder of `family`: llama stores each projection separately, phi3
+    joins those of attention and those of gate and up."""
     import torch
     from safetensors.torch import save_file
 
@@ -83,7 +84,7 @@ def write_folder(shape: str, family: str, folder: Path) -> None:
 
 
 def measure(case: Case, folders: Mapping[str, Path], shape: str = SHAPE) -> dict[str, Any]:
-    """Load one case in a process of its own and return its figures: bytes and seconds."""
+    """Load one case in a separate process, and return its bytes and seconds."""
 
     def model_of(shape: str) -> str:
         return f"shape:{shape}" if case.source == "shape" else str(folders[f"{case.source} {shape}"])
@@ -97,7 +98,7 @@ def measure(case: Case, folders: Mapping[str, Path], shape: str = SHAPE) -> dict
 
 
 def run_job(jobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Load the first job's model, then measure the second's."""
+    """Load the first job's model as a warm-up, then load the second's and return its bytes and seconds."""
     import gc
 
     from workbench.engine.config import EngineConfig
@@ -168,7 +169,7 @@ def _highest_anonymous() -> Iterator[list[int]]:
 
 
 def measure_all(cases: tuple[Case, ...] = CASES, shape: str = SHAPE) -> list[dict[str, Any]]:
-    """Measure every case, with folders written for the purpose."""
+    """Measure every case, with folders written for this purpose."""
     with tempfile.TemporaryDirectory(prefix="workbench-loading-") as place:
         folders = {}
         for family in {case.source for case in cases} - {"shape"}:

@@ -94,9 +94,10 @@ def _power(small: float, large: float, soon: float, late: float) -> float:
 
 
 def example_rows(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:
-    """Return rows as of a run, as examples for the rules.
+    """Return rows like those of a run, as examples for the rules.
 
-    Latency goes with `power` of the parameters, and steps reach the shares `reads` of the read ceiling.
+    Latency grows with the power `power` of the number of parameters; steps reach the fractions `reads` of the read
+    ceiling.
     """
     rows = []
     for number, (name, share) in enumerate(zip(NAMES, reads, strict=True), 6):

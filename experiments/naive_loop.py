@@ -1,4 +1,4 @@
-"""Judge the ladder from the naive loop to all optimizations.
+"""Judge the series of optimizations from the naive loop to all of them together.
 
 The rule of `naive_loop.yaml` was written before the run.
 """

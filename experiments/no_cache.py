@@ -32,8 +32,8 @@ CHANGED = (
 
 
 def judge(rows: VariantRows) -> list[Verdict]:
-    """Judge growth with the text: a step with the cache may grow less than O(n), one without must grow as the text
-    does.
+    """Judge how a decode step's time grows with the text: with a cache slower than in proportion to the text, without a
+    cache at least in proportion.
     """
     cached, anew, naive = (variant_row(rows, name)["curve"] for name in ("cache", "no cache", "naive"))
     with_cache, without = _slope(cached, "decode_step_s"), _slope(anew, "decode_step_s")

@@ -1,7 +1,7 @@
-"""Measure the scheduler: `python -m experiments.plan_cost [--json]`, processor time of plan() with 64 running
-sequences.
+"""Measure the processor time of the scheduler's plan() with 64 running sequences: `python -m experiments.plan_cost
+[--json]`.
 
-No model runs: pages and tokens are counted as if one had. Where slots are free and a waiting request does not fit, the
+No model runs: pages and tokens are counted as if one did. If slots are free and a waiting request does not fit, the
 policy is called before every step.
 """
 
@@ -27,7 +27,7 @@ STEP_SECONDS = 0.025  # of a step, as policies see it
 
 
 def seconds(policy: str, waiting: int) -> list[float]:
-    """Return processor seconds of each step's plan, with `waiting` sequences that do not fit."""
+    """Return the processor seconds of each step's plan, with `waiting` requests that do not fit into the cache."""
     manager = KVCacheManager((PagePool(SEQS * 8, PAGE),), (KVCacheGroup(),), BUDGET)
     scheduler = Scheduler(
         manager, SchedulerLimits(max_num_seqs=SEQS + 8, max_num_batched_tokens=BUDGET), CONTEXT, parse_policy(policy)

@@ -1,6 +1,6 @@
-"""Judge prefill and decode against length by the rules of `prefill_decode_length.yaml`.
+"""Judge the time of prefill and decode by prompt length, by the rules of `prefill_decode_length.yaml`.
 
-They were written before the run, but for two that were changed after it (`FLAT_CHANGED`, `BOUND_CHANGED`).
+The rules were written before the run, except two that were changed after it (`FLAT_CHANGED`, `BOUND_CHANGED`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def exponents(points: Points, key: str) -> list[tuple[int, int, float]]:
-    """Return, between neighbours, the tokens of both and the local power of the length in the time."""
+    """Return for each pair of neighbouring points both prompt lengths, and the exponent with which the time `key` grows
+    between them."""
     return [
         (a["prompt_tokens"], b["prompt_tokens"],
          math.log(b[key] / a[key]) / math.log(b["prompt_tokens"] / a["prompt_tokens"]))
@@ -134,7 +135,8 @@ def quadratic(points: Points) -> Verdict:
 
 
 def compute_bound(points: Points) -> Verdict:
-    """Judge by both ceilings: the compute ceiling must be nearer than the read ceiling, and near."""
+    """Judge whether prefill is compute-bound: it must come near the compute ceiling, and nearer than to the read
+    ceiling."""
     so = [p["prompt_tokens"] for p in points if _computing(p)]
     prompts = [p["prompt_tokens"] for p in points]
     outcome: Outcome = "refuted"

@@ -1,4 +1,4 @@
-"""Judge shared prefixes by the rules of `prefix_reuse.yaml`; one measure for both since 2026-11-22 (`CHANGED`)."""
+"""Judge shared prefixes by the rules of `prefix_reuse.yaml`; since 2026-11-22 both use the same measure (`CHANGED`)."""
 
 from __future__ import annotations
 

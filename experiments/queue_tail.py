@@ -1,8 +1,8 @@
 """Judge the tail of queueing time by the rule of `queue_tail.yaml`, written before the run.
 
 Traffic is as recorded (lengths fitted to Azure's and Mooncake's hours, Poisson arrivals): no request is put behind a
-long prompt by hand. Azure's prompts end at 7,437 tokens, Mooncake's at about 128,000, so that one traffic has the cause
-that the claim names and the other hardly.
+long prompt by hand. Azure's prompts end at 7,437 tokens, Mooncake's at about 128,000, so that only Mooncake's traffic
+has many long prompts, the cause that the claim names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHANGED = (
 
 
 def judge(rows: VariantRows) -> list[Verdict]:
-    """Judge at the highest load with a fine median; one load, not the best of all."""
+    """Judge p99 TTFT at the highest load at which the median is still fine."""
     found = {name: _spread(variant_row(rows, name)["curve"]) for name in TRAFFICS}
     so = [name for name, (_, tail, _) in found.items() if tail >= SPIKE]
     others = [name for name in TRAFFICS if name not in so]

@@ -1,7 +1,7 @@
 """Draw JSON schemas of many kinds from a seed: objects, arrays, numbers, strings, formats, unions, references.
 
 `python -m experiments.random_schemas MODEL` counts how many greedy answers of a model end by themselves within 64
-tokens, where the schemas' objects are closed and where they are open. The others are closed in time for the limit.
+tokens, for schemas with closed objects and with open ones. Answers that do not are closed in time for the limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATTERNS = (r"^[A-Z]{2}-\d{3,5}$", r"^(red|green|blue)$", r"^[a-z]+(_[a-z]+)*$",
 
 
 def draw_schema(seed: int) -> tuple[str, Schema]:
-    """Return the kind of schema number `seed`, and the schema."""
+    """Return the kind of schema number `seed`, and the schema itself."""
     draw = random.Random(seed)
     kind = sorted(KINDS)[seed % len(KINDS)]
     return kind, KINDS[kind](draw, 3)
@@ -156,7 +156,7 @@ KINDS = {
 
 
 def with_objects(schema: Any, closed: bool) -> Any:
-    """Return a schema in which every object that names properties has no others, or any others."""
+    """Return a schema whose objects with named properties allow no other properties if `closed`, else any."""
     if isinstance(schema, list):
         return [with_objects(each, closed) for each in schema]
     if not isinstance(schema, dict):
@@ -169,7 +169,8 @@ def with_objects(schema: Any, closed: bool) -> Any:
 
 
 def count_ends(runner: Runner, schemas: int, max_tokens: int) -> dict[str, Counter[str]]:
-    """Return how answers ended, by whether objects are closed or open: stop (by themselves), length, refused."""
+    """Return how many answers ended in each way (stop: by themselves, length, refused), for closed and for open
+    objects."""
     ids = Conversation(turns=[QUESTION]).prompt(runner).ids
     found = {"closed": Counter[str](), "open": Counter[str]()}
     for first in range(0, schemas, BATCH):

@@ -1,4 +1,5 @@
-"""Run the examples that explanations of inference give, on a pretrained model, and hold each claim to what comes out.
+"""Run examples from explanations of inference on a pretrained model, and check each claim of the explanations against
+the result.
 
     python -m experiments.real_examples                          # every claim, right or wrong
     python -m experiments.real_examples --out experiments/records
@@ -33,13 +34,12 @@ from workbench.economics.prices import DEFAULT_TABLE, Usage, format_money, load_
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import between_steps
 from workbench.errors import WorkbenchError
-from workbench.files import OWN_EXPERIMENTS
 from workbench.inspect.whole_text import TextAttention
-from workbench.lab.course import INSTALLED_COURSE
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.models.known import KNOWN
 from workbench.models.store import fetched_model, is_at_hand
+from workbench.own_folder import OWN_EXPERIMENTS, OWN_NOTEBOOKS
 from workbench.prompt.conversation import Conversation
 from workbench.request import SamplingParameters
 from workbench.response_format import JSONSchema
@@ -76,7 +76,7 @@ Claim = tuple[str, bool, str]  # in words, whether it holds here, and what was f
 
 @dataclass(frozen=True)
 class Finding(Displayable):
-    """Hold what one example gave: a table, claims that are right or wrong, and numbers by name."""
+    """The result of one example: a table, its claims with the verdict on each, and figures by name."""
 
     title: str
     headings: Sequence[str]
@@ -92,13 +92,13 @@ class Finding(Displayable):
 
 
 def closed(**properties: Any) -> dict[str, Any]:
-    """Return the schema of an object with these properties and no others."""
+    """Return the JSON schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer with the seconds to its first token and the median of those between tokens."""
+    """An answer, with the seconds to its first token and the median seconds between tokens."""
 
     end: Finished
     ttft: float
@@ -110,7 +110,7 @@ class Answer:
 
 
 def ask(runner: Runner, prompt: str | Conversation, **sampling: Any) -> Answer:
-    """Answer a text or conversation, greedily. Raises WorkbenchError if it is refused."""
+    """Answer a text or a conversation greedily. Raises WorkbenchError if the request is refused."""
     events = list(runner.stream(prompt, temperature=0, **sampling))
     (begun,) = [event for event in events if isinstance(event, Submitted)]
     (end,) = [event for event in events if isinstance(event, Finished)]
@@ -120,7 +120,7 @@ def ask(runner: Runner, prompt: str | Conversation, **sampling: Any) -> Answer:
 
 
 def attention(runner: Runner, text: str) -> tuple[list[str], Tensor]:
-    """Return a text's tokens, and the attention weights of all their rows: [layer, head, row, context]."""
+    """Return the tokens of a text, and the attention weights [layer, head, token, context] of all of them."""
     tokenizer = _tokenizer(runner)
     ids = tokenizer.encode(text)
     beside = between_steps(runner, lambda runner: TextAttention(runner.model, ids))
@@ -129,13 +129,14 @@ def attention(runner: Runner, text: str) -> tuple[list[str], Tensor]:
 
 
 def strongest(weights: Tensor, count: int = 1) -> list[tuple[int, int, float]]:
-    """Return the layers and heads with the largest of `weights` [layer, head], and these, the largest first."""
+    """Return the `count` largest of `weights` [layer, head] as (layer, head, weight), largest first."""
     values, places = weights.flatten().topk(count)
     return [(*divmod(int(place), weights.shape[1]), float(value)) for value, place in zip(values, places, strict=True)]
 
 
 def next_token(runner: Runner) -> Finding:
-    """Take the next token of a text apart: ids, candidates, and what each filter removes."""
+    """Show the choice of a text's next token: its token ids, the candidates, and the tokens that each filter
+    removes."""
     tokenizer = _tokenizer(runner)
     ids = tokenizer.encode(CAT)
     logits = between_steps(runner, lambda runner: runner.model.logits(ids))[-1]
@@ -161,7 +162,7 @@ def next_token(runner: Runner) -> Finding:
 
 
 def pronoun(runner: Runner) -> Finding:
-    """Search the heads in which `it` looks at `cat`."""
+    """Find the heads in which `it` attends to `cat`."""
     names, weights = attention(runner, TIRED)
     cat, mat, it = (names.index(name) for name in (" cat", " mat", " it"))
     rows = [
@@ -188,7 +189,7 @@ def pronoun(runner: Runner) -> Finding:
 
 
 def bank(runner: Runner) -> Finding:
-    """Say where `bank`, `had` and the last word look, and what another last word changes."""
+    """Show where `bank`, `had` and the last word attend, and what changes with another last word."""
     names, weights = attention(runner, BANK)
     changed = attention(runner, BANK.replace("money", OTHER))[1]
     rows = []
@@ -212,7 +213,7 @@ def bank(runner: Runner) -> Finding:
 
 
 def first_tokens(runner: Runner, words: int = 1_500) -> Finding:
-    """Time a short question against a text of so many words: to the first token, and between tokens."""
+    """Compare a short question with a text of `words` words: TTFT, and time between tokens."""
     ask(runner, "Warm up.", max_tokens=2)  # what happens only once is in no time
     texts = (SHORT, f"Summarize this: {english(words)}")
     sampling: Mapping[str, Any] = {"max_tokens": PACE_TOKENS, "ignore_eos": True}
@@ -232,7 +233,7 @@ def first_tokens(runner: Runner, words: int = 1_500) -> Finding:
 
 
 def extraction(runner: Runner) -> Finding:
-    """Take a fact out of a text: up to a stop string, and as JSON of a schema."""
+    """Extract a fact from a text in two ways: up to a stop string, and as JSON of a schema."""
     stop: Mapping[str, Any] = {"max_tokens": 48, "stop": "</answer>"}
     question = Conversation(turns=[f"{PERSON} In which city does Anna live? Write it as <answer>city</answer>."])
     wanted = Conversation(turns=[f"{PERSON} Give name, age and city as JSON."])
@@ -259,7 +260,7 @@ def extraction(runner: Runner) -> Finding:
 
 
 def system_prompt(runner: Runner) -> Finding:
-    """Write a system prompt of 2,000 tokens into the prefix cache, read it again, and price both."""
+    """Write a system prompt of 2,000 tokens into the prefix cache, read it in a second request, and price both."""
     tokenizer, page, prices = _tokenizer(runner), runner.store.page_size, load_prices(DEFAULT_TABLE)
     system = tokenizer.decode(tokenizer.encode(english(SYSTEM_TOKENS))[:SYSTEM_TOKENS])
     answers = [
@@ -300,7 +301,8 @@ def system_prompt(runner: Runner) -> Finding:
 
 
 def ten_turns(runner: Runner) -> Finding:
-    """Go through a conversation of ten turns, each on the pages of those before; then compute its last prompt cold."""
+    """Run a conversation of ten turns, each on the cached pages of the earlier turns; then compute its last prompt
+    without a cache."""
     talker = agent(runner, max_tokens=24, temperature=0)
     talk, known, over, rows = Conversation(), 0, [], []
     for words in TURNS:
@@ -335,7 +337,8 @@ def multiply(first: int, second: int) -> int:
 
 
 def tool(runner: Runner) -> Finding:
-    """Answer a product alone, with a calculator of texts, and with one of two numbers, whose calls have an end."""
+    """Ask for a product without tools, with a calculator that takes texts, and with one that takes two numbers, whose
+    calls always end."""
     question, truth = PRODUCT
     alone = ask(runner, Conversation(turns=[question]), max_tokens=48)
     free, calculated, multiplied = (
@@ -368,7 +371,7 @@ def _calls(result: AgentResult) -> list[CallRecord]:
 
 
 def thinking(runner: Runner) -> Finding:
-    """Ask for a thought with a budget; then for one in plain text, which has none."""
+    """Ask for a thought with a token budget; then for a thought in plain text, which no budget limits."""
     question, truth = SUM
     short, steps = (Conversation(turns=[question + how]) for how in ("", " Think step by step, then write the result."))
     try:
@@ -397,10 +400,10 @@ EXAMPLES: Mapping[str, Callable[..., Finding]] = {
 
 
 class Examples(Displayable):
-    """The examples on the model if it is at hand (`runner`), else as the last record has them (`runner` is None).
+    """All examples: run on the model if it is installed (`runner`), else read from the last record (`runner` is None).
 
     Raises:
-        WorkbenchError: where there is neither.
+        WorkbenchError: if there is neither a model nor a record.
     """
 
     def __init__(self, records: Path = OWN_EXPERIMENTS / "records"):
@@ -419,7 +422,8 @@ class Examples(Displayable):
             )
 
     def find(self, name: str, **options: Any) -> Finding:
-        """Return an example's finding, computed the first time, and anew for options other than those of the last."""
+        """Return the finding of an example: computed at the first call, and again if called with other options than
+        last time."""
         if name not in self.findings or options not in ({}, self._options[name]):
             recorded = None if self.runner else Finding(**self._record["findings"][name])
             self.findings[name] = recorded or EXAMPLES[name](self.runner, **options)
@@ -433,8 +437,8 @@ class Examples(Displayable):
 
 
 def english(words: int) -> str:
-    """Return the first words of the course's prose."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(INSTALLED_COURSE.glob("[01]*.py"))]
+    """Return the first `words` words of the course's prose."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(OWN_NOTEBOOKS.glob("[01]*.py"))]
     cells = [cell for text in texts for cell in text.split("# %%") if cell.startswith(" [markdown]")]
     prose = [word for cell in cells for word in cell.split()[1:] if word.strip("#")]
     return " ".join(prose[:words])
@@ -465,7 +469,7 @@ def _read(text: str) -> Any:
 def main(
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Run the examples, and say of every claim whether it holds."""
+    """Run the examples, and print for each claim whether it holds."""
     date, before = datetime.now(UTC).isoformat(timespec="seconds"), cpu_times()
     runner, findings = load(MODEL, **SETTINGS), {}
     for name, example in EXAMPLES.items():

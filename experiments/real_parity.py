@@ -1,4 +1,5 @@
-"""Hold a file of pretrained weights to transformers: `python -m experiments.real_parity FILE.gguf [--backends ...]`.
+"""Compare a file of pretrained weights with transformers: `python -m experiments.real_parity FILE.gguf [--backends
+...]`.
 
 Transformers reads the same file, its weights dequantized by the package gguf, and computes one text in float32 and in
 float64. The text is this project's own guides in the model's own tokens, cut to each context length. The rule, written
@@ -50,7 +51,7 @@ SCRIPTS = ((0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x5FF), (0x4E00, 0x4FFF), (0x1F3
 
 
 def step_lengths(length: int) -> list[int]:
-    """Return the tokens of each step: two chunks, the first one longer, then tokens one by one."""
+    """Return the number of tokens of each step: two chunks, the first one longer, then single tokens."""
     decoded = min(DECODED, length - 1)
     whole = length - decoded
     chunks = [whole - whole // 3, whole // 3] if whole > 4 else [whole]
@@ -64,7 +65,7 @@ def guide_text() -> str:
 
 @torch.inference_mode()
 def rows_of(reference: Any, ids: Tensor, ends: Tensor) -> Tensor:
-    """Return transformers' logits at the positions `ends` [ends, vocab]."""
+    """Return transformers' logits after the positions `ends`: [end, vocab]."""
     return reference(ids[None], use_cache=False, logits_to_keep=ends).logits[0]
 
 
@@ -87,7 +88,8 @@ def _angles(module: Any, x: Tensor, position_ids: Tensor, layer_type: str | None
 
 
 def compare(path: Path, backends: list[Backend], contexts: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each context length and backend: errors in each way, and the bound that they are held to."""
+    """Yield a row for each context length and backend: the error of each way of computing, and the bound that the rule
+    allows."""
     spec, _ = describe_model(str(path))
     checkpoint = open_checkpoint(path)
     state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
@@ -119,7 +121,7 @@ def compare(path: Path, backends: list[Backend], contexts: list[int]) -> Iterato
 
 
 def drawn_text(generator: random.Random) -> str:
-    """Return some words of one or more scripts, with spaces, digits and line ends between them."""
+    """Return random words of one or more scripts, with spaces, digits and line ends between them."""
     words = []
     for _ in range(generator.randint(1, 12)):
         first, last = generator.choices(SCRIPTS, weights=(8, 2, 2, 1, 1, 1))[0]
@@ -129,7 +131,8 @@ def drawn_text(generator: random.Random) -> str:
 
 
 def compare_token_ids(path: Path, num_texts: int) -> dict[str, Any]:
-    """Return how many drawn texts have other ids by the tokenizer that transformers makes of it, and the first."""
+    """Return how many random texts get other token ids from transformers' tokenizer of the same file, and the first of
+    these texts."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -162,7 +165,7 @@ def main(
     texts: Annotated[int, typer.Option(help="drawn texts whose token ids are compared")] = 10_000,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Compare a file of pretrained weights with transformers."""
+    """Compare a file of pretrained weights with transformers: logits and token ids."""
     if not path.is_file():
         raise WorkbenchError(f"{path}: there is no such file; `workbench model get smollm2` says where it puts one")
     date = datetime.now(UTC).isoformat(timespec="seconds")

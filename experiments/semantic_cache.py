@@ -1,4 +1,4 @@
-"""Measure semantic caching: hits and false hits, with and without the second gate.
+"""Measure semantic caching: true and false hits, with and without a second gate that compares facts.
 
     python -m experiments.semantic_cache [--json] [--out experiments/records]
 
@@ -126,7 +126,7 @@ Embed = Callable[[str], Sequence[float]]
 
 
 def demo_embedding() -> Embed:
-    """Return the mean of the demo model's token embeddings."""
+    """Return an embedding function: the mean of the demo model's token embeddings."""
     runner = load("demo", backend="eager", report=discard)
     tokenizer, embedding = runner.tokenizer, runner.model.embedding
     assert tokenizer is not None and embedding is not None
@@ -140,7 +140,8 @@ def demo_embedding() -> Embed:
 
 
 def trigram_embedding() -> Embed:
-    """Return counts of groups of three letters, at places of a vector by their hash."""
+    """Return an embedding function: counts of groups of three letters, each at the vector position given by its
+    hash."""
 
     def embed(text: str) -> Sequence[float]:
         padded = f"  {text.lower()}  "
@@ -154,7 +155,8 @@ def trigram_embedding() -> Embed:
 
 
 def measure(embed: Embed, kinds: Kinds) -> dict[str, Any]:
-    """Return hits and false hits by threshold, with and without the gate, and the scores of both kinds of pairs."""
+    """Return the hit rates of paraphrases and of opposites at each threshold, with and without the gate, and the range
+    of scores of both."""
     scores = {
         kind: [cosine(unit(embed(one)), unit(embed(other))) for one, other in pairs] for kind, pairs in kinds.items()
     }
@@ -172,7 +174,8 @@ def measure(embed: Embed, kinds: Kinds) -> dict[str, Any]:
 
 
 def judge(found: dict[str, dict[str, Any]], kinds: Kinds) -> dict[str, Any]:
-    """Return the verdict by the rule that was written before; of facts alone, and of facts and exchanged words."""
+    """Return the verdict by the rule written before the run: whether a threshold alone suffices, and whether the gate
+    holds (also a gate of facts alone)."""
     paraphrases, opposites = kinds["paraphrases"], kinds["opposites"]
     rows = [row for each in found.values() for row in each["rows"]]
     alone = any(row["opposites_hit"] <= FALSE_HITS_ALLOWED and row["paraphrases_hit"] >= HITS_WANTED for row in rows)
@@ -191,7 +194,7 @@ def judge(found: dict[str, dict[str, Any]], kinds: Kinds) -> dict[str, Any]:
 
 
 def facts_alone_differ(one: str, other: str) -> bool:
-    """Return whether numbers, names, negations, opposites or code differ, with no look at other words."""
+    """Return whether two questions differ in numbers, names, negations, opposites or code; other words are ignored."""
     return bool(facts_differ(one, other)) and not facts_differ(one, other).startswith(("words", "order"))
 
 
@@ -207,7 +210,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Ask a semantic cache paraphrases and opposites of what it holds."""
+    """Ask a semantic cache paraphrases and opposites of the questions that it holds."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     embeddings = {"demo's token embeddings": demo_embedding(), "letter trigrams": trigram_embedding()}
     sets = {"first": FIRST, "later": LATER}

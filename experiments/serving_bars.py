@@ -1,4 +1,5 @@
-"""Measure what HTTP costs: `python -m experiments.serving_bars [--out experiments/records]`.
+"""Measure the cost of HTTP against the same requests in process: `python -m experiments.serving_bars [--out
+experiments/records]`.
 
 The same requests to one runner, in process and through its server, in turn, since machines drift; the client is a
 process of its own on the same machine, which runs before the first time is taken. The rules, written before the first
@@ -50,7 +51,7 @@ IDLE_SECONDS = 20.0  # longer than the time after which a stream that waits is p
 
 
 class Load:
-    """Requests drawn from a seed, as values of the engine and as bodies of `/v1/completions`."""
+    """Requests drawn from a seed, both as values for the engine and as bodies for `/v1/completions`."""
 
     def __init__(self, runner: Runner, model: str, seed: int = 0):
         self._draw, self._model, self._number = random.Random(seed), model, 0
@@ -78,7 +79,7 @@ class Load:
 
 
 def throughput_in_process(runner: Runner, load: Load) -> float:
-    """Return tokens a second of STREAMS requests, from the first submission to the last token."""
+    """Return the tokens per second of STREAMS requests in process, from the first submission to the last token."""
     began = runner.clock()
     times = [event.time for event in runner.stream(load.requests(STREAMS, OUTPUT)) if isinstance(event, Decoded)]
     assert len(times) == STREAMS * OUTPUT
@@ -98,14 +99,15 @@ def ttft_in_process(runner: Runner, load: Load) -> float:
 
 
 def ttft_of_stream(client: ClientProcess, url: str, load: Load) -> float:
-    """Return the TTFT of one request, in ms from the moment it was sent."""
+    """Return the TTFT of one request over HTTP, in ms from the moment when it is sent."""
     replies = client.ask_all(url, load.asks(1, 2))
     _check(replies, 2)
     return 1e3 * (replies[0].times[0] - replies[0].sent)
 
 
 def idle_share(runner: Runner, client: ClientProcess, url: str, load: Load, streams: int) -> float:
-    """Return the share of a core that this process takes while `streams` streams wait for a runner that is held."""
+    """Return the fraction of one core that this process uses while `streams` streams wait for a runner that is kept
+    from stepping."""
     process = psutil.Process()
 
     def held(_: Runner) -> float:
@@ -128,7 +130,7 @@ def _check(replies: list[Reply], tokens: int) -> None:
 
 
 def measure(model: str, rounds: int, progress: Any = discard) -> dict[str, Any]:
-    """Measure all three bars and return the record."""
+    """Measure the three limits (throughput, TTFT, idle cost) and return the record."""
     runner = workbench.load(model, max_num_seqs=STREAMS, report=discard)
     load, before = Load(runner, "bars"), cpu_times()
     with serve({"bars": runner}) as server, ClientProcess() as client:

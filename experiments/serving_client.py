@@ -1,8 +1,8 @@
-"""Ask a server on this machine many things at once, and note when each event comes: a load generator of few lines.
+"""Send many requests to a server on this machine, and record the time of each event: a small load generator.
 
-`ClientProcess` does so in a process of its own, so that its work is not the server's: this module then reads a line of
-JSON with `url`, `at_once` and `asks`, and prints a line of answers. Times are `time.perf_counter`, which processes of
-one machine share on Linux.
+`ClientProcess` runs it in a separate process, so that its work does not slow the server: this module then reads a line
+of JSON with `url`, `at_once` and `asks`, and prints a line of answers. Times are `time.perf_counter`, which processes
+of one machine share on Linux.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: a POST of `body` to `path`, `after` seconds from the start.
+    """One request: a POST of `body` to `path`, sent `after` seconds from the start.
 
-    `leave_after` closes the connection after so many events (0: as soon as the request is sent); None reads all.
+    `leave_after` closes the connection after this number of events (0: as soon as the request is sent); None reads all.
     """
 
     path: str
@@ -36,7 +36,7 @@ class Ask:
 
 @dataclass
 class Reply:
-    """The answer: its status (0 where the client left first), its events and when each came."""
+    """The reply to one request: its HTTP status (0 if the client left first), its events, and the time of each."""
 
     sent: float = 0.0
     status: int = 0
@@ -47,12 +47,12 @@ class Reply:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the JSON of an answer that is no stream."""
+        """Return the JSON body of a reply that is not a stream."""
         return json.loads(self.events[-1])
 
 
 async def ask(url: str, request: Ask, keep_events: bool = True, reply: Reply | None = None) -> Reply:
-    """Send one request over a connection of its own and read its answer to the end, or leave earlier.
+    """Send one request over a new connection and read the reply to its end, or leave earlier as the request says.
 
     `reply` is filled and returned, so that another task can see how far it has come; a new one unless given.
     """
@@ -112,7 +112,8 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
 async def ask_all(
     url: str, requests: Sequence[Ask], at_once: int | None = None, keep_events: bool = True
 ) -> list[Reply]:
-    """Send requests at their times, at most `at_once` of them under way; return the replies in the same order."""
+    """Send requests at their times, at most `at_once` of them open at any moment; return the replies in the order of
+    the requests."""
     places, began = asyncio.Semaphore(at_once or len(requests) or 1), time.perf_counter()
 
     async def one(request: Ask) -> Reply:
@@ -124,7 +125,8 @@ async def ask_all(
 
 
 class ClientProcess:
-    """A client in a process of its own, which lives as long as its block: none is starting while times are taken.
+    """A client in a separate process that lives as long as its `with` block, so that no client starts while times are
+    measured.
 
     with ClientProcess() as client:
         replies = client.ask_all(url, asks)
@@ -139,7 +141,8 @@ class ClientProcess:
         self._process.communicate()
 
     def ask_all(self, url: str, requests: Sequence[Ask], at_once: int | None = None) -> list[Reply]:
-        """Do as `ask_all` in that process; events are cut to their last 400 characters."""
+        """Run `ask_all` in the client's process and return the replies, with events cut to their last 400
+        characters."""
         assert self._process.stdin is not None and self._process.stdout is not None
         given = {"url": url, "at_once": at_once, "asks": [asdict(each) for each in requests]}
         print(json.dumps(given), file=self._process.stdin, flush=True)

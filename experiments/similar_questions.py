@@ -1,4 +1,4 @@
-"""Ask a cache keyed by embeddings 500 questions whose right answers are known, for the claim `semantic-cache`."""
+"""Ask a semantic cache 500 questions whose right answers are known, for the claim `semantic-cache`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ FRAMES = (
 
 
 def similar_questions(quick: bool) -> EvidenceNumbers:
-    """Return the share of the questions that a similar one answers, and the share of those answers that is wrong.
+    """Return the fraction of questions that the cache answers from a similar question, and the fraction of these
+    answers that is wrong.
 
-    A hundred things to ask in five wordings each, all different texts, in a drawn order; a question that no answer was
-    found for is kept. Two questions have one right answer where action and object are the same. Embeddings: the mean
-    of the demo model's token embeddings.
+    A hundred things to ask in five wordings each, all different texts, in a drawn order; a question without a similar
+    one in the cache is added to it. Two questions have one right answer where action and object are the same.
+    Embeddings: the mean of the demo model's token embeddings.
     """
     embed = demo_embedding()
     asked = [

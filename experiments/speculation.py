@@ -1,4 +1,5 @@
-"""Judge speculative decoding by the rules of `speculation.yaml`, written before the run, and a sketch's errors."""
+"""Judge speculative decoding by the rules of `speculation.yaml`, written before the run, and show the errors of two
+common sketches."""
 
 from __future__ import annotations
 
@@ -108,15 +109,16 @@ def accepted(rows: VariantRows) -> Verdict:
 
 
 def ignores_draft(draft: Draft, target: TargetRow, uniforms: list[float]) -> tuple[int, Tensor]:
-    """Accept a token with the target's own probability, else sample from the target: the sketch without draft
-    probabilities.
+    """Apply a common sketch of verification without draft probabilities: accept a token with the target's own
+    probability, else sample from the target.
     """
     standing, left = engine_rule(Draft(draft.token_ids), target, uniforms)
     return standing, left if standing == len(draft) else target(standing)
 
 
 def one_off(draft: Draft, target: TargetRow, uniforms: list[float]) -> tuple[int, Tensor]:
-    """Judge each token by the row that follows it: the sketch's index."""
+    """Apply a sketch of verification with an index that is off by one: judge each token by the target's row after
+    it."""
     return engine_rule(draft, lambda place: target(min(place + 1, len(draft))), uniforms)
 
 
@@ -125,5 +127,6 @@ RULES = {"engine": engine_rule, "ignores the draft": ignores_draft, "one off": o
 
 @cache
 def off_by(name: str) -> float:
-    """Return the total variation between a rule's outcomes (two tokens, one of them drafted) and the target's."""
+    """Return the total variation between the target's distribution of two tokens and that of a verification rule that
+    drafts one of them."""
     return total_variation(speculative_distribution(TARGET, DRAFT, 1, RULES[name]), target_distribution(TARGET, 2))

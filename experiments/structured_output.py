@@ -1,4 +1,5 @@
-"""Constrain answers by 300 schemas, and time it: `python -m experiments.structured_output [--out experiments/records]`.
+"""Answer under 300 JSON schemas, and time the constraints: `python -m experiments.structured_output [--out
+experiments/records]`.
 
 The schemas are drawn from a seed (experiments/random_schemas.py). The demo model answers each greedily and at
 temperature 1, within the fewest tokens that any answer needs and up to 120 more, in batches beside free requests; each
@@ -66,7 +67,7 @@ def is_valid(text: str, schema: Any) -> bool:
 def answer_schemas(
     runner: Runner, count: int, progress: Callable[[str], object]
 ) -> tuple[dict[str, Counter[str]], dict[str, Any]]:
-    """Answer `count` schemas.
+    """Answer `count` drawn schemas, and check every answer.
 
     Returns:
         Counts of answers by kind of schema (valid, bad, refused, the causes of their ends, valid when free), and the
@@ -114,8 +115,8 @@ def quantiles(times: list[float]) -> dict[str, Any]:
 
 
 def decode_times(runner: Runner, constrained: bool, number: int) -> tuple[list[Stepped], list[float], list[float]]:
-    """Return the decode steps of a whole batch, and in ms for each the masks' time in their thread and the time that
-    constraints take after the forward pass."""
+    """Return the decode steps of a full batch, and for each step two times in ms: computing the masks in their thread,
+    and applying constraints after the forward pass."""
     form = JSONSchema(json_schema=REPORT) if constrained else None
     assert runner.tokenizer is not None
     ids = tuple(runner.tokenizer.encode(PROMPT))
@@ -141,7 +142,7 @@ def decode_times(runner: Runner, constrained: bool, number: int) -> tuple[list[S
 
 
 def tokenizer_of(vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on held-out modules, and fill it with numbered words to `vocab_size` entries."""
+    """Train a tokenizer on held-out modules, and add numbered words until it has `vocab_size` entries."""
     inner = train(held_out_modules().texts.values(), min(vocab_size, 16_384))
     missing = vocab_size - inner.get_vocab_size()
     inner.add_tokens([f"word{number}" for number in range(missing)])
@@ -149,7 +150,8 @@ def tokenizer_of(vocab_size: int) -> Tokenizer:
 
 
 def measure_cost(model: str, rounds: int, progress: Callable[[str], object]) -> dict[str, Any]:
-    """Return medians of decode steps in ms, free and constrained in turn, and the ratio of each round."""
+    """Return the median times in ms of free and constrained decode steps, run in turn, and their ratio in each
+    round."""
     bare = load(model, report=discard)
     tokenizer = tokenizer_of(bare.model.spec.vocab_size)
     progress(f"a vocabulary of {tokenizer.vocab_size} tokens for {model}")

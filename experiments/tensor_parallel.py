@@ -1,4 +1,5 @@
-"""Measure the cost of ranks on one host: `python -m experiments.tensor_parallel [--out experiments/records] [--json]`.
+"""Measure the cost of tensor-parallel ranks on one host: `python -m experiments.tensor_parallel [--out
+experiments/records] [--json]`.
 
 Bytes and seconds of the exchanges of ranks are predicted, from the model's sizes and from exchanges of processes that
 compute nothing, before a model is loaded; then greedy decode steps of batch 1 are measured on one process and on ranks,
@@ -96,8 +97,8 @@ def show(record: Row) -> None:
 
 
 def predict(spec: ModelSpec, dtype: str, ranks: int, backend: str, transport: Transport) -> dict[str, float]:
-    """Predict the exchanges of one greedy decode step: a sum of the embedding, two a layer (of compiled halves in
-    float32, of modules in the model's type), and the largest logits."""
+    """Predict the number, bytes and milliseconds of the exchanges of one greedy decode step: a sum of the embedding,
+    two sums per layer, and the largest logits."""
     halves = "float32" if backend == "mlir" else dtype
     kinds = (
         (1, spec.hidden_size, dtype),
@@ -127,7 +128,8 @@ def _seconds_of_exchange(processes: RankProcesses, width: int, dtype: str) -> fl
 
 
 def measure(runners: dict[str, Runner]) -> dict[str, dict[str, float]]:
-    """Measure decode steps on each runner, in turns; the seconds of exchanges are rank 0's, with its waiting."""
+    """Measure decode steps on each runner in turn; the seconds of exchanges are those of rank 0, its waiting
+    included."""
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     costs: dict[str, list[Traffic]] = {name: [] for name in runners}
     for turn in range(ROUNDS + 1):
@@ -168,7 +170,7 @@ def _decode(runner: Runner, name: str) -> tuple[list[float], Traffic]:
 
 
 def memory_of(runners: dict[str, Runner], dtype: str) -> Row:
-    """Return the bytes of each rank, by formula and as they lie in its process, beside those of one process."""
+    """Return the weight and cache bytes of each rank, predicted and measured, beside those of a single process."""
     alone = runners[f"eager, {ONE_PROCESS}"]
     weights = sum(parameter.nbytes for parameter in alone.model.parameters())
     found: Row = {ONE_PROCESS: {"weight_bytes": weights, "cache_bytes": alone.store.bytes}, "ranks": []}

@@ -1,4 +1,4 @@
-"""A rank that exchanges numbers and computes nothing (`experiments/tensor_parallel.py`)."""
+"""Run a rank that takes part in exchanges and computes nothing, for `experiments/tensor_parallel.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.tensor_parallel.ranks import Ranks
 
 
 def exchange(ranks: Ranks, content: tuple[int, str, int]) -> None:
-    """Sum `width` numbers of a type over ranks, so many times."""
+    """Sum a row over all ranks, repeatedly: `content` is (width, dtype, number of times)."""
     width, dtype, times = content
     x = torch.ones(1, width, dtype=getattr(torch, dtype))
     for _ in range(times):

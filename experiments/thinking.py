@@ -1,4 +1,5 @@
-"""Judge `thinking.yaml` by rules written before its first run: what thoughts bring, and what a larger budget costs."""
+"""Judge `thinking.yaml` by rules written before its first run: whether thoughts give more right answers, and what a
+larger budget costs."""
 
 from __future__ import annotations
 

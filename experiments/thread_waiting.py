@@ -1,4 +1,4 @@
-"""Measure how threads should wait for each other: quiet, and beside processes that keep the cores busy.
+"""Measure how threads should wait for each other, on a quiet machine and beside processes that keep the cores busy.
 
     python -m experiments.thread_waiting                       # all settings beside 0, 1 and 3 busy processes
     python -m experiments.thread_waiting --busy 3 --json --out experiments/records
@@ -60,7 +60,7 @@ Row = dict[str, Any]
 
 
 class Worker:
-    """A process that waits as the variables say, with the model loaded on each backend."""
+    """A process with the model loaded on each backend, whose threads wait as its environment variables say."""
 
     def __init__(self, model: str, variables: Mapping[str, str]):
         inherited = {name: value for name, value in child_environment().items() if name not in VARIABLES}
@@ -70,7 +70,7 @@ class Worker:
         )
 
     def ask(self, backend: str, phase: str) -> float:
-        """Return the milliseconds of a decoded token, or of a prompt."""
+        """Return the milliseconds of a decoded token (phase decode) or of a prompt (phase prefill)."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps([backend, phase]), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
@@ -85,7 +85,7 @@ class Worker:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keep so many processes busy meanwhile."""
+    """Keep `count` processes in endless loops within the `with` block."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -96,7 +96,8 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def measure_all(model: str, settings: Sequence[str], counts: Sequence[int], rounds: int) -> list[Row]:
-    """Return a row for each number of busy processes, backend, phase and setting: milliseconds of each round."""
+    """Return a row for each number of busy processes, backend, phase and setting, with the milliseconds of each
+    round."""
     rows: dict[tuple, Row] = {}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -123,7 +124,8 @@ def _ask_all(worker: Worker) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A setting beside the best: its worst ratio of medians when quiet and when busy, and whether the rule takes it."""
+    """The result of one setting: its worst ratio to the best setting's median when quiet and when busy, and where it
+    misses the rule."""
 
     setting: str
     quiet: float
@@ -133,7 +135,7 @@ class Judged:
 
 
 def judge(rows: Sequence[Row]) -> list[Judged]:
-    """Hold each setting to the rule above."""
+    """Judge each setting by the rule of this module's docstring."""
     cells: dict[tuple, dict[str, list[float]]] = {}
     for row in rows:
         cells.setdefault((row["busy"], row["backend"], row["phase"]), {})[row["setting"]] = row["milliseconds"]
@@ -162,7 +164,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def serve(model: str) -> None:
-    """Answer the questions of `Worker.ask`."""
+    """Answer the questions that `Worker.ask` sends to this process."""
     import workbench
     from workbench.request import Request, SamplingParameters
     from workbench.trace.events import Decoded

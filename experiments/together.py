@@ -1,4 +1,5 @@
-"""Measure the question of `together.yaml`: `python -m experiments.together`.
+"""Measure the question of `together.yaml`, whether requests served together are faster: `python -m
+experiments.together`.
 
 Both sides are the same experiment on the same backend; only `schedule.max_num_seqs` differs (16 or 1). They are run
 in turn, after a warm-up of each, and compared by their medians.
@@ -25,7 +26,7 @@ PREDICTION = 5.0  # at least: a step of 16 rows reads the weights once, as a ste
 
 
 def measure(experiment: Experiment, repetitions: int) -> dict:
-    """Return tokens a second of both sides, run in turn; the ratio is of their medians."""
+    """Return the tokens per second of both sides, run in turn, and the ratio of their medians."""
     sides = {
         "together": experiment,
         "one after another": experiment.with_("schedule.max_num_seqs=1"),

@@ -1,6 +1,7 @@
 """Judge quantized weights by the rule of `weight_formats.yaml`, written before the run.
 
-"95% of full quality" is taken as bits a byte of held-out text: full quality over the format's.
+"95% of full quality" is measured as bits per byte of held-out text: those of full quality divided by those of the
+format.
 """
 
 from __future__ import annotations

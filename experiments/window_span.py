@@ -1,4 +1,4 @@
-"""Judge windows and the middle of a context by the rules of `window_span.yaml`.
+"""Judge sliding windows, and the use of the middle of a context, by the rules of `window_span.yaml`.
 
 The rule on the middle was changed after the run (`CHANGED`).
 """
@@ -30,8 +30,8 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def window_bounds(rows: VariantRows) -> Verdict:
-    """Judge memory (pages of the window, whatever the length) and sight (names before the window, against the full
-    model).
+    """Judge a window's memory (its pages, whatever the text's length) and its reach (names before the window, against
+    the full model).
     """
     full = variant_row(rows, FULL)
     per_token = full["stored_bytes_per_token"]
@@ -64,7 +64,7 @@ def window_bounds(rows: VariantRows) -> Verdict:
 
 
 def middle(rows: VariantRows) -> Verdict:
-    """Judge a dip: both ends of the context must be used more than the middle."""
+    """Judge whether the middle of the context is used less than both of its ends."""
     gains = {float(depth): found["gain"] for depth, found in variant_row(rows, FULL)["copying"].items()}
     depths = sorted(gains)
     first, last, inner = gains[depths[0]], gains[depths[-1]], min(gains[depth] for depth in depths[1:-1])

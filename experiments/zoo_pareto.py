@@ -1,4 +1,4 @@
-"""Cross techniques of three kinds, and ask which points of the Pareto front no single one of them reaches.
+"""Combine techniques of three kinds, and find the points of the Pareto front that no single technique reaches.
 
 `KINDS` are the techniques, a few settings of each; exchange them here and run
 
@@ -51,7 +51,7 @@ MIN_KL = 1e-6  # nats; below it two variants are equally near
 
 
 def combinations(kinds: Mapping[str, Mapping[str, Any]] = KINDS) -> dict[str, tuple[str, ...]]:
-    """Return all combinations of at most one technique a kind, by the name of the variant."""
+    """Return all combinations with at most one technique of each kind, by the variant's name."""
     found = {}
     for parts in itertools.product(*((None, *names) for names in kinds.values())):
         chosen = tuple(part for part in parts if part is not None)
@@ -64,7 +64,7 @@ def is_refused(parts: Iterable[str]) -> bool:
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """Return the changes of each combination that the engine carries out, by name."""
+    """Return the changed settings of each combination that the engine can run, by the variant's name."""
     changes = {name: change for names in KINDS.values() for name, change in names.items()}
     return {
         name: {path: value for part in parts for path, value in changes[part].items()}
@@ -74,7 +74,7 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def judge(rows: VariantRows) -> list[Verdict]:
-    """Judge the front; the rule was written before any run."""
+    """Judge the Pareto front of the combinations by a rule written before any run."""
     parts, mine = combinations(), [row for row in rows if row["variant"] in combinations()]
     points = [(float(row["bytes_per_token"]), max(MIN_KL, float(row["kl_mean"]))) for row in mine]
     front = [mine[index]["variant"] for index in pareto_frontier(points)]
@@ -108,7 +108,7 @@ def _figures(rows: VariantRows, name: str) -> str:
 
 
 def written(text: str) -> str:
-    """Return the experiment's YAML with the variants as they are here; everything else stays as it is."""
+    """Return the experiment's YAML text with its variants replaced by the present ones; everything else stays."""
     lines = [f"  {name}: {_flow(change)}" for name, change in variants().items()]
     head, _, rest = text.partition("variants:\n")
     tail = rest[rest.index("workload:") :]

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Start here
 #
-# How a language model is run: what happens between a text and its continuation, what it costs, and what makes it
-# quicker. Everything is computed on this machine, by small models, and nothing is downloaded. A click on a title opens
-# its notebook; there, run a cell with Shift+Enter, or all of them from the menu *Run*.
+# This course shows how a language model is run: the steps between a text and its continuation, their costs, and ways to
+# make them faster. Everything is computed on this machine, with small models; after `make lab` nothing is downloaded. A
+# click on a title opens its notebook. Run a cell with Shift+Enter, or all cells from the menu *Run*.
 #
 # <!-- made by `python -m tools.course`: begin -->
 #
@@ -24,7 +24,7 @@
 # | [A zoo](13_zoo.py) | 25 | Which published techniques hold here, and how do I add one? |
 # | [A real model](14_real_model.py) | 30 | Is what one reads about language models true of one that I can run? |
 #
-# **Try this first**: [A real model](14_real_model.py), 30 minutes.
+# **For a first look**: [A real model](14_real_model.py), 30 minutes; then the notebooks in order.
 # What a model would say next, after each of its layers:
 #
 # [![What a model would say next, after each of its layers](pictures/start.png)](14_real_model.py)
@@ -32,7 +32,7 @@
 # <!-- made by `python -m tools.course`: end -->
 
 # %% [markdown]
-# ## With what you can do afterwards
+# ## The aims of each notebook
 # Run this cell for the same list with the aims of each notebook.
 
 # %%
@@ -42,10 +42,11 @@ widgets.Course()
 
 # %% [markdown]
 # ## How a notebook goes
-# It begins with a guess, goes on with a running model, asks questions on the way, and ends with things to try. A
-# question is checked against what the notebook itself has computed, so it may have another answer when you have changed
-# something. The folded cell below it has the code, which says the answer: run it for a place to answer in. A guess has
-# one try. Any other question has two, with a hint if you want one; then its answer is shown.
+# A notebook begins with a guess, continues with a running model and questions, and ends with things to try. An answer
+# is checked against a value that the notebook has computed, so it may change when you change something. Below each
+# question is a folded cell; run it to get a field for your answer. (Its code shows the answer.)
+#
+# A guess has one try. Any other question has two tries and a hint; then the answer is shown.
 
 # %% [markdown]
 # **Question**: A model gives ten tokens a second. How long does it take for an answer of 250 tokens?
@@ -60,9 +61,9 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## On a projector
-# The button above that table makes letters and pictures larger, dims code to its first line, and strengthens contrast,
-# in every notebook that is open. A line of code that has the keyboard is shown whole. The same from any notebook:
-# `widgets.projector(True)`, and `widgets.projector(False)` to end it.
+# The button above the table makes letters and pictures larger, shows only the first line of code cells, dimmed, and
+# increases contrast, in every open notebook. A code cell with the cursor is shown in full. In any notebook,
+# `widgets.Course(projector=True)` and `widgets.Course(projector=False)` do the same.
 
 # %% [markdown] tags=["foot"]
 # ---

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # One request: text to tokens to text
 #
-# One request goes all the way through a model here, and every step on the way can be seen: the text is cut into tokens,
-# the prompt is computed in one step (prefill), then each step computes one token more (decode), and the tokens become
-# text again. The model is SmolLM2, which speaks English, where it is at hand (`workbench model get smollm2` fetches
-# it); else a tiny one of the workbench's own that continues Python.
+# This notebook follows one request through a model and shows every step: the text is divided into tokens, the prompt is
+# computed in one step (prefill), each further step computes one token (decode), and the tokens become text again. The
+# model is SmolLM2, which knows English, if it has been fetched (`workbench model get smollm2`). Otherwise it is the
+# workbench's own tiny model, which continues Python.
 #
 # - **Questions**: What happens to my text, from the first letter to the last token?
 # - **Afterwards you can**: name the steps from a text to its continuation; read the events of a runner; say which
@@ -21,7 +21,7 @@ model = workbench.default_model()
 prompt = "def is_even(number):\n    " if model.startswith("demo") else "The cat sat on the mat because"
 
 # %% [markdown]
-# **Guess first**: into how many tokens is the text of `prompt` cut? (It can be checked when the cells have run.)
+# **Guess first**: how many tokens does the text of `prompt` have? (The answer is checked after the cells have run.)
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -38,16 +38,16 @@ runner = workbench.load(model, backend="auto" if model.startswith("demo") else "
 
 # %% [markdown]
 # ## Text to tokens
-# A model knows no letters, only the numbers of its vocabulary. Point at a piece to see its bytes. On the right the same
-# text one byte at a time: more tokens mean more steps. Type something else, with an umlaut or an emoji.
+# A model reads token ids, not letters. Point at a token to see its bytes. On the right each byte of the same text is a
+# token: more tokens mean more steps. Type another text, with an umlaut or an emoji.
 
 # %%
 widgets.TokenView(prompt, runner, beside="bytes")
 
 # %% [markdown]
 # ## Prefill, then decode
-# The runner emits events as they happen. `prefilled` is the prompt, all its tokens in one step; the same step
-# already samples the first token. From then on each step computes one, because each depends on those before it.
+# The runner emits events as they happen. `prefilled` is the prompt, all its tokens in one step; the same step already
+# samples the first token. After that each step computes one token, because each token depends on the ones before it.
 
 # %%
 events = list(runner.stream(prompt, max_tokens=6, temperature=0, logprobs=3))
@@ -56,7 +56,7 @@ for event in events:
 
 # %% [markdown]
 # A step does not compute the whole text again: keys and values of all earlier tokens are in the KV cache (see
-# `03_kv_cache`). Each line has the tokens that a step computed and the context that its queries saw.
+# `03_kv_cache`). Each line below shows the tokens that a step computed and the context that its queries saw.
 
 # %%
 for step in (event for event in events if event.kind == "stepped"):
@@ -77,8 +77,8 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## From probabilities to a token
-# The model gives a probability for each token of the vocabulary. Here temperature is 0, so the most probable one is
-# taken; `05_sampling` shows other ways to sample.
+# The model computes a probability for each token of the vocabulary. Here the temperature is 0, so the most probable
+# token is taken; `05_sampling` shows other ways to sample.
 
 # %%
 first = next(event for event in events if event.kind == "decoded")
@@ -86,7 +86,7 @@ first = next(event for event in events if event.kind == "decoded")
 
 # %% [markdown]
 # ## Tokens to text
-# Text is given out only when it is whole characters: a token may be half of one, and then its text comes with the next.
+# Only whole characters are shown: a token may be a part of a character, and then its text is shown with the next token.
 
 # %%
 ids = runner.tokenizer.encode("# 👋")
@@ -107,12 +107,15 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## All of it, live
-# Press Run. The heavier a token's underline, the less probable it was; point at one to see what else there was. Below
-# are all settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation
-# and sampling. (Settings of a measurement are left out: workload, rounds, variants, sweeps, the judge, simulated
-# machines.) Those of sampling apply at once, others create a new runner. Each run has a new seed, so the text differs;
-# untick that to see what another setting changes. Stop works at any time, also while a cell waits, and so does the
-# kernel's stop button. "Copy as Python" gives the script that makes the tokens of the settings shown, seed included.
+# Press Run. The thicker a token's underline, the less probable it was; point at a token to see the alternatives. Below
+# are all settings of one request: model, cache, attention, kernels, schedule, speculation and sampling.
+#
+# Sampling settings apply at once; other settings create a new runner. Settings of measurements are not shown: workload,
+# rounds, variants, sweeps, the judge, simulated machines.
+#
+# Each run has a new seed, so the text differs; untick this to see the effect of another setting. Stop works at any
+# time, also while a cell waits, and so does the kernel's stop button. "Copy as Python" copies a script that makes the
+# same tokens, with these settings and this seed.
 
 # %%
 play = widgets.Playground(runner, prompt)
@@ -129,7 +132,7 @@ play.wait()
 # - `cache`, `format` int8 and int4: how many bytes does the KV cache take now, and when does the text change?
 # - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
 #
-# To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/tokenization/detokenize.py`,
+# To read: `workbench/engine/runner.py` (the code of one step), `workbench/prompt/tokenization/detokenize.py`,
 # `workbench/trace/events.py`.
 
 # %% [markdown] tags=["foot"]

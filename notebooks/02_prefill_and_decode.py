@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Prefill and decode
 #
-# A prompt is computed at once: that is prefill, and a user waits for the time to first token (TTFT). Then tokens come
-# one by one: that is decode, and a user waits for the time per output token (TPOT). The two phases meet different
-# limits of the same machine. [01_one_request](01_one_request.py) showed one request step by step.
+# A prompt is computed in one step, called prefill; the user waits for it during the time to first token (TTFT). Then
+# tokens are computed one by one, called decode; each takes the time per output token (TPOT). Different limits of the
+# same machine bound the two phases. [01_one_request](01_one_request.py) showed one request step by step.
 #
 # - **Questions**: Why is the first token slow and the rest quick? What is the limit of this machine?
 # - **Afterwards you can**: measure TTFT and TPOT; place a step on a roofline; say whether memory or arithmetic binds
@@ -19,7 +19,7 @@ short = "def add(a, b):\n    return a +" if model.startswith("demo") else "The c
 long = "\n".join(f"{n}. The cat sat on mat number {n}, because it was tired." for n in range(1, 17))
 
 # %% [markdown]
-# **Guess first**: the first token of the long text takes how many times as long as each one after it?
+# **Guess first**: How many times as long as each later token does the first token of the long text take?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -37,8 +37,7 @@ len(runner.tokenizer.encode(short)), len(runner.tokenizer.encode(long))
 
 # %% [markdown]
 # ## By hand
-# Every event carries the time at which it happened. One throwaway request first, so that nothing is timed that happens
-# only once.
+# Every event has its time. The first request is not measured, so that one-time work is not included.
 
 # %%
 list(runner.stream(long, max_tokens=4))
@@ -52,7 +51,7 @@ for name, mine in events.items():
 
 # %% [markdown]
 # ## From the summary
-# The same figures as every record has them, derived from the same times. The longer prompt moves TTFT and
+# These are the same figures as in every record, computed from the same times. The longer prompt increases TTFT and
 # hardly changes TPOT. Try other lengths above.
 
 # %%
@@ -64,10 +63,10 @@ summary = workbench.summarize(recorder.requests(), recorder.steps(), recorder.to
 
 # %% [markdown]
 # ## The path of a token
-# What is computed at all, for a prompt as for a token? The widget follows a text from its ids through every layer to
-# the draw, at the real values of this model. Press play, or pick a cell: a matrix is shown, and under it one number and
-# what it is the sum of. `logit lens` shows what the model would say after each layer, `heads` where each head looks,
-# and `switch off` what becomes of the text without some of them.
+# What does a step compute, for a prompt or for one token? The widget follows a text from its ids through every layer to
+# the sampled token, with the real values of this model. Press play, or choose a cell: it shows a matrix, and below it
+# one number and the terms of its sum. `logit lens` shows the likeliest next token after each layer, `heads` the
+# attention of each head, and `switch off` the text without some heads or layers.
 
 # %%
 path = widgets.TokenPath(runner, short)
@@ -75,18 +74,19 @@ path
 
 # %% [markdown]
 # ## The roofline
-# A step must compute so many FLOPs and move so many bytes: both follow from the model's shape. It can take no less time
-# than the slower of the two at the best rates of this machine, which are measured here (once, then remembered). Hollow
-# marks are that bound, filled ones what was measured; the table below says which ceiling binds. Hover over a mark.
+# The model's shape determines how many FLOPs a step computes and how many bytes it moves. A step takes at least the
+# longer of two times: computing and moving at the best rates of this machine, which are measured here (once, then
+# stored). Hollow marks show this bound, filled marks the measured time; the table below names the limit. Hover over a
+# mark.
 
 # %%
-roofline = widgets.Roofline(runner)
+roofline = widgets.ModelGraph(runner, tab="roofline")
 roofline.measure()
 roofline
 
 # %% [markdown]
-# The picture is empty until the runner computes a step: it listens to the runner's events. Run the next cell, and look
-# up.
+# The picture is empty until the runner computes a step, because it is drawn from the runner's events. Run the next
+# cell, and look at the picture again.
 
 # %%
 for text in texts.values():
@@ -96,9 +96,9 @@ roofline.keep()
 # %% [markdown]
 # ## Why decode waits for memory
 # One decode step reads every weight to compute one token: one to four FLOPs for each byte, as weights have 16 or 4
-# bits. More sequences in a step share those reads, so that the point walks to the right and up, until arithmetic binds.
-# The next cell decodes one sequence, then 4, then 16 side by side. What do 16 sequences cost, and what does each of
-# them cost?
+# bits. More sequences in a step share these reads, so the point moves to the right and up, until arithmetic is the
+# limit. The next cell decodes one sequence, then 4, then 16 in one batch. How much time do 16 sequences take, and how
+# much each of them?
 
 # %%
 roofline.forget()
@@ -112,7 +112,7 @@ for work in roofline.works:
     print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
 
 # %% [markdown]
-# **Question**: A step decodes 16 sequences instead of 1. By how much do its FLOPs a byte grow?
+# **Question**: By which factor do the FLOPs a byte of a step grow if it decodes 16 sequences instead of 1?
 
 # %% jupyter={"source_hidden": true}
 def intensity(name):
@@ -129,19 +129,20 @@ widgets.Exercise(
 )
 
 # %% [markdown]
-# A gap between the two is not the machine's limit but what the program adds. The model is compiled here, a decode step
-# as one function; the backend `eager` carries out one small operator after another from Python, and its gap is far
-# wider. [06_kernels](06_kernels.py) is about closing it.
+# A gap between bound and measurement is time that the program adds. Here the model is compiled, and a decode step is
+# one function. The backend `eager` runs one small operator after another from Python, and its gap is far larger.
+# [06_kernels](06_kernels.py) shows how to close the gap.
 #
 # ## A machine that is not here
-# Only the bound, on an H100's data sheet: where does a step of an 8-billion-parameter model stop waiting for memory?
+# This picture has only bounds, from an H100's data sheet: at which batch size does a step of an 8-billion-parameter
+# model stop waiting for memory?
 
 # %%
 cost = workbench.StepCostModel(workbench.named_shape("llama-3.1-8b"), block_value=2, head_value=2, cache_value=2)
 steps = {f"decode × {batch}": cost([(1024, 1)] * batch, batch) for batch in (1, 8, 64, 512)}
 steps["prefill 512"] = cost([(0, 512)], 1)
 points = [widgets.RooflinePoint(name, step.flops, step.bytes, dtype="bfloat16") for name, step in steps.items()]
-h100 = widgets.Roofline(points, ceilings="h100")
+h100 = widgets.ModelGraph(points, ceilings="h100")
 h100
 
 # %% [markdown]
@@ -159,8 +160,8 @@ widgets.Exercise(
 # %% [markdown]
 # ## Try
 # - `workbench.load("demo-chat", backend="eager")` runs the modules as written: how far do the filled marks drop?
-# - Contexts of 8,192 instead of 1,024 tokens in the last cell: why do decodes of many sequences move left again?
-# - `cache_value=1` or `block_value=0.5` there: what do an 8-bit cache and 4-bit weights do to each point?
+# - Use contexts of 8,192 instead of 1,024 tokens in the last cell: why do decodes of many sequences move left again?
+# - Set `cache_value=1` or `block_value=0.5` there: how do an 8-bit cache and 4-bit weights move each point?
 #
 # Read on in `workbench/model/cost.py` (FLOPs and bytes of a step), `workbench/machine/ceilings.py` (what is measured),
 # `workbench/runs/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).

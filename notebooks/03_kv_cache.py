@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The key-value cache
 #
-# Decode reads the keys and values of every earlier token. Stored, they are the KV cache: bytes that grow with every
-# token and every sequence. This notebook counts them, by formula and in the tensors.
+# Decode reads the keys and values of every earlier token. The KV cache stores them, and grows with every token and
+# every sequence. This notebook counts its bytes, by formula and in the tensors.
 #
 # - **Questions**: What is in the KV cache, how large is it, what does quantizing cost?
 # - **Afterwards you can**: compute the bytes of a cache from a model's shape; read a map of pages; weigh a format's
@@ -32,8 +32,8 @@ spec
 
 # %% [markdown]
 # ## The formula
-# A token leaves a key and a value in every layer, for every KV head. Beside the formula: the store's allocated bytes,
-# divided by the tokens that it has room for (its null page included).
+# A token has a key and a value in every layer, for every KV head. The cell compares the formula with the allocated
+# bytes of the store, divided by the number of tokens that fit (its null page included).
 
 # %%
 layers, attention = len(spec.layers), spec.layers[0].attention
@@ -61,9 +61,9 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## Pages
-# The cache is allocated in pages, so that sequences of any length share one pool. A page is allocated when its first
-# token comes, and all are freed at the end. The map listens to the runner: run the cell below it, then move the slider
-# back through the steps.
+# The cache is allocated in pages, so that sequences of any length share one pool. A page is allocated for its first
+# token, and all pages of a sequence are freed at its end. The map listens to the runner: run the cell below it, which
+# ends at the fullest step, then move the slider through the steps.
 
 # %%
 pages = widgets.PageMap(runner)
@@ -72,6 +72,7 @@ pages
 # %%
 texts = ["def f(x):\n" * copies for copies in (2, 10, 30)]
 events = list(runner.stream(texts, max_tokens=40, ignore_eos=True))
+pages.step = pages.fullest()
 pages.keep()
 
 # %%
@@ -80,10 +81,10 @@ for step in [event for event in events if event.kind == "stepped"][::8]:
 
 # %% [markdown]
 # ## Formats
-# Older tokens can be quantized: 8 bits or 4 instead of 16 a number, with a scale for each group of numbers; the latest
-# stay in full precision (the residual window). What does it save, and what does it change? The same text goes through
-# each cache; `kl_mean` is how far the distributions of the next token are from the dense cache's, in nats, `same_top`
-# how often both have the same most probable token.
+# Older tokens can be quantized: 8 or 4 bits instead of 16 for each number, with a scale for each group of numbers; the
+# newest tokens stay in full precision (the residual window). How many bytes does this save, and how much does it change
+# the model? The same text is computed with each cache. `kl_mean` is the distance between the distributions of the next
+# token and those with the dense cache, in nats; `same_top` is how often both have the same most probable token.
 
 # %%
 from workbench import ForcedText, ReferenceLogits, compare_memory, measure_divergence
@@ -99,8 +100,8 @@ for name, other in caches.items():
     print(f"KL {found['kl_mean']:.2e} nats, same first choice {found['same_top']:.1%}")
 
 # %% [markdown]
-# **Question**: An INT4 number has a quarter of a bfloat16's bits. What does an INT4 token take of a dense one's bytes
-# here?
+# **Question**: An INT4 number has a quarter of a bfloat16's bits. What percentage of a dense token's bytes does an INT4
+# token take here?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -113,25 +114,26 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## The text itself
-# Does it change, where first, and what does it cost? Both sides get the same prompt and the same seed, one after the
-# other. The first token that differs is marked, with its probability on either side, and the line below it shows
-# whether the models drifted before. One play is one sample of noisy times: the experiment at the end writes its rule
-# into a file, repeats the pair on held-out prompts, and judges. Choose other pairs in the list, such as "with and
-# without speculation": their texts should be equal.
+# Does the generated text change, and at which token? Both sides get the same prompt and the same seed, one after the
+# other. The first token that differs is marked, with its probability on both sides, and the line below shows whether
+# the distributions already differed before it. Choose other pairs in the list, such as "with and without speculation":
+# their texts should be equal.
+#
+# The times of one run are noisy. The experiment at the end writes a rule into a file, repeats the pair on held-out
+# prompts, and computes a verdict.
 
 # %%
-pair = widgets.SideBySide(plain)
-pair.preset = "INT4 KV cache"
+pair = widgets.Playground(plain, beside="INT4 KV cache")
 pair
 
 # %%
-pair.play()
+pair.run()
 pair.wait()
 
 # %% [markdown]
 # ## The calculator
-# Predicted beside measured, for the INT4 cache that was just loaded. Move the sliders, or choose a bar. The formula of
-# what you chose is below the bars.
+# The calculator compares predicted and measured bytes of the INT4 cache that was just loaded. Change a setting, or
+# choose a bar to see its formula.
 
 # %%
 widgets.MemoryCalculator(runner=caches["int4"])
@@ -141,21 +143,23 @@ for each in compare_memory(caches["int4"]):
     print(f"{each.name}: predicted {each.predicted:,}, measured {each.measured:,} {each.note}")
 
 # %% [markdown]
-# And for a model that does not fit here: a name, or the path of any `config.json`. How many sequences of 8,192 tokens
-# does an H100 serve, and how many more with an INT8 cache? How long may a single one be?
+# The calculator also takes a model that does not fit on this machine, by name or by the path of a `config.json`. How
+# many sequences of 8,192 tokens does an H100 serve, and how many more with an INT8 cache? How long may a single
+# sequence be?
 
 # %%
 widgets.MemoryCalculator("shape:llama-3.1-8b", context=8192, batch=16, memory="h100")
 
 # %% [markdown]
 # ## Try
-# - `shape:llama-2-13b` beside `shape:llama-3.1-8b`: which of the formula's factors makes the difference?
+# - Compare `shape:llama-2-13b` with `shape:llama-3.1-8b`: which factor of the formula makes the difference?
 # - `attention={"sliding_window": 128, "num_sink_tokens": 4}` in `workbench.load`: what happens to the pages above?
-#   [04_attention_variants](04_attention_variants.py) says why.
-# - `cache={"format": "int4", "residual_length": 128}`: more in full precision. Is the text nearer to the dense cache's?
+#   [04_attention_variants](04_attention_variants.py) explains it.
+# - `cache={"format": "int4", "residual_length": 128}`: more tokens stay in full precision. Is the text nearer to the
+#   dense cache's?
 #
-# The same figures in a terminal: `workbench memory shape:llama-3.1-8b --context 8192 --batch 16 --memory 80GB`. Read on
-# in `workbench/kv_cache/format.py`, `workbench/kv_cache/store.py`, `workbench/model/memory.py`.
+# The same figures in a terminal: `workbench model memory shape:llama-3.1-8b --context 8192 --batch 16 --memory 80GB`.
+# Read on in `workbench/kv_cache/format.py`, `workbench/kv_cache/store.py`, `workbench/model/memory.py`.
 
 # %% [markdown] tags=["foot"]
 # ---

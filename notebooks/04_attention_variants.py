@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Attention variants: swap, draw, write your own, check it
 #
-# Attention here is a set of slots: a mask (which keys a query may see), how query heads share KV heads, a function of
-# the scores. A variant is a few words of configuration; no model file is changed.
+# Attention in the workbench has exchangeable parts: a mask (the keys that a query sees), the number of KV heads that
+# query heads share, a function of the scores. A variant is a few words of configuration, without a change of model
+# code.
 #
 # - **Questions**: Which tokens does a head look at? How do I write a mask of my own?
 # - **Afterwards you can**: read a map of attention weights; choose a variant by its cost; write a mask and have its
@@ -35,7 +36,7 @@ TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 
 # %% [markdown]
 # ## Masks are predicates
-# A query (row) sees the keys (columns) that are filled. A window cuts the past off; sinks keep its first tokens.
+# A query (row) sees the filled keys (columns). A window hides old tokens; sinks keep the first tokens visible.
 
 # %%
 draw_mask(Causal(), 24)
@@ -57,8 +58,9 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## Attention weights
-# The demo model, with a window in every other layer, goes on with a text; its attention is drawn while it does. Choose
-# layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks them.
+# The demo model, with a window in every other layer, continues a text, and the widget draws its attention meanwhile.
+# Choose layers and heads (or click a small map), hover over a cell, zoom with plus and minus; *heads that share keys*
+# stacks the maps of these heads.
 
 # %%
 runner = workbench.load(
@@ -68,7 +70,8 @@ view = widgets.AttentionView(runner, TEXT, max_tokens=24, temperature=0)
 view
 
 # %% [markdown]
-# A layer without a window: which of its heads look far back? The saved picture is of the whole text.
+# This is a layer without a window: which of its heads attend to tokens far back? The saved picture shows the whole
+# text.
 
 # %%
 view.wait()
@@ -76,9 +79,10 @@ view.layer, view.head = 3, 1
 view.keep()
 
 # %% [markdown]
-# ## What a variant costs and buys
-# Bytes a token keeps in the cache, how near the next-token distributions stay to those of the unchanged model
-# (`kl_mean`, `same_top`), bits a byte of held-out text, and tokens decoded a second: measured now, briefly. Add one.
+# ## Costs and benefits of a variant
+# The cell measures four things briefly: the cache's bytes for each token, the distance of next-token distributions from
+# the unchanged model's (`kl_mean`, `same_top`), bits for each byte of held-out text, and tokens decoded a second. Add a
+# variant.
 
 # %%
 record = workbench.run(
@@ -133,15 +137,15 @@ widgets.Exercise(
 )
 
 # %% [markdown]
-# The conformity kit holds it to the laws that the workbench's own variants obey: outputs computed batched, in chunks
-# and in pages equal those of the plain model, and no query sees a later key.
+# The conformity kit tests your mask against the laws of the workbench's own variants: outputs computed in batches, in
+# chunks and in pages equal those of the plain model, and no query sees a later key.
 
 # %%
 print(testing.check_attention(Dilated, examples=2, backends=["eager"]))
 
 
 # %% [markdown]
-# A mistake is found and reported with its smallest example: this mask sees the future.
+# The kit reports a mistake with its smallest example: with this mask a query sees later keys.
 
 
 # %%
@@ -152,7 +156,7 @@ def peeking(query, key):
 print(testing.check_attention(peeking, examples=1, backends=["eager"]))
 
 # %% [markdown]
-# And in the model, by its name:
+# Now use the mask in the model, by its name:
 
 # %%
 own = workbench.load("demo", backend="eager", attention={"mask": "dilated"})
@@ -175,15 +179,16 @@ widgets.Exercise(
 # %% [markdown]
 # ## Try
 #
-# - `{"num_kv_heads": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: what do the maps and the table say?
-# - A mask that sees blocks of 16 tokens and the first token of each earlier block. Does it keep the laws?
-# - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do the others
-#   refuse it?
+# - `{"num_kv_heads": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: how do the maps and the table change?
+# - Write a mask that shows a query its own block of 16 tokens and the first token of each earlier block. Does it pass
+#   the laws?
+# - `backends=["eager", "inductor", "mlir"]` in the check: which backends support your mask, and with which error do the
+#   others refuse it?
 #
-# Where to read: `compiled_kernels/attention.py` (masks and score functions),
-# `workbench/model/attention_config.py` (the settings of attention), `experiments/custom_attention.py` (user-defined
-# score functions and whole modules), `experiments/window_span.yaml` (the measurement above, in full).
-# `03_kv_cache` has the bytes, `05_sampling` goes on from the logits.
+# Where to read: `compiled_kernels/attention.py` (masks and score functions), `workbench/model/attention_config.py` (the
+# settings of attention), `experiments/custom_attention.py` (user-defined score functions and whole modules),
+# `experiments/window_span.yaml` (the measurement above, in full). `03_kv_cache` counts the cache's bytes; `05_sampling`
+# continues with the logits.
 
 # %% [markdown] tags=["foot"]
 # ---

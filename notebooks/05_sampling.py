@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Sampling: from a distribution to a token
 #
-# A model gives a number for every token of its vocabulary; softmax makes probabilities of them, filters remove some,
-# and one uniform number picks the next token. Here each of these can be seen on a real distribution.
+# A model computes a logit for every token of its vocabulary. Softmax turns the logits into probabilities, filters
+# remove some tokens, and one uniform random number picks the next token. This notebook shows each of these steps on a
+# real distribution.
 #
 # - **Questions**: What do temperature, top-p and penalties do to one distribution?
 # - **Afterwards you can**: predict what a filter removes; say in which order filters apply, and why that matters; add a
@@ -36,8 +37,9 @@ runner = workbench.load(MODEL, backend="eager" if MODEL.startswith("demo") else 
 
 # %% [markdown]
 # ## A distribution, filter by filter
-# Drag `position` along the text, or click a token of it: what could have come there instead? Then move the filters. The
-# table has their order; hatched bars are tokens that were removed, and the number beside names the filter.
+# Drag `position` along the text, or click a token: which other tokens were possible there? Then move the filters'
+# sliders. The table shows the order of the filters; hatched bars are removed tokens, and the number next to a bar names
+# the filter.
 
 # %%
 settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
@@ -45,7 +47,8 @@ explorer = widgets.SamplingExplorer(runner, PROMPT, ignore_eos=True, **settings)
 explorer
 
 # %% [markdown]
-# The figures are the engine's: its own filters, in its own order, with the logits between them.
+# The engine computes these figures with its own filters, in its own order; the cell prints the logits after each
+# filter.
 
 # %%
 ids = tuple(runner.tokenizer.encode(PROMPT))
@@ -59,7 +62,7 @@ for stage in trace_filters(logits, History(ids), parameters).steps:
 # %% [markdown]
 # ## Certain and uncertain positions
 # Top-k keeps the same number of tokens at every position (and ties with the last of them). Top-p and min-p depend on
-# the model's certainty: along one text they keep from one token to many.
+# the model's certainty: at some positions of a text they keep one token, at others many.
 
 # %%
 text = widgets.between_steps(runner, lambda runner: runner.model.logits(explorer.ids))  # [token vocab]
@@ -72,8 +75,9 @@ for position in range(len(ids), len(ids) + 6):
 
 # %% [markdown]
 # ## The order matters
-# Temperature comes before the filters. A high one spreads the distribution, and top-p then keeps many more tokens for
-# the same `p`; min-p is less disturbed. Press *Draw again*, and compare the drawn with what was expected.
+# Temperature comes before the filters. A high temperature flattens the distribution, and top-p then keeps many more
+# tokens for the same `p`; min-p changes less. Press *Draw again*, and compare the drawn frequencies with the
+# probabilities.
 
 # %%
 hot = widgets.SamplingExplorer(runner, PROMPT, temperature=1.6, top_p=0.9, seed=1).wait()
@@ -107,7 +111,7 @@ greedy
 
 # %% [markdown]
 # ## Any array
-# The explorer shows any logits: another model's, or invented ones.
+# The explorer shows any array of logits: from another model, or made up.
 
 # %%
 colours = {"red": 2.0, "green": 1.5, "blue": 1.5, "black": 0.0, "white": -1.0}
@@ -127,10 +131,10 @@ widgets.Exercise(
 )
 
 # %% [markdown]
-# ## Draws are the engine's
-# The number that a token is drawn with depends on the request's seed and the token's position, on nothing else. So the
-# samples of one request are the explorer's draws, whatever batch they are computed in. (Where the model computes in
-# bfloat16, a draw close to the boundary between two tokens may give the other one.)
+# ## The explorer draws as the engine does
+# The random number for a token depends only on the request's seed and the token's position. So the samples of one
+# request equal the explorer's draws, in any batch. (If the model computes in bfloat16, a draw close to the boundary
+# between two tokens may give the other token.)
 
 # %%
 samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **settings) if e.kind == "decoded"]
@@ -142,8 +146,8 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 
 # %% [markdown]
 # ## A filter of your own
-# A class with `__call__(logits, histories)`, named by its import path; it comes after the built-in filters. This one
-# keeps tokens that are about as surprising as the model expects (Meister et al., 2022).
+# A filter is a class with `__call__(logits, histories)`, named by its import path; it runs after the built-in filters.
+# This filter keeps tokens that are about as surprising as the model expects (Meister et al., 2022).
 
 # %%
 own = [{"path": "experiments.zoo.typical:Typical", "arguments": {"mass": 0.5}}]

@@ -1,10 +1,9 @@
 # %% [markdown]
 # # Kernels: what was fused, from Python to MLIR to machine code
 #
-# An operator of the model is specified once, in a few readable lines. Four backends carry it out: `eager` runs it
-# as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. This notebook
-# takes one operator apart: the sum and norm between the two halves of a block (see `01_one_request` for where it is
-# used).
+# Each operator of the model is specified once, in a few readable lines. Four backends compute it: `eager` runs it as
+# written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. This notebook examines one operator,
+# the sum and norm between the two halves of a block (`01_one_request` shows where it is used).
 #
 # - **Questions**: What did the compiler fuse, and what runs in the end?
 # - **Afterwards you can**: follow an operation from Python to machine code; read what was fused; compare backends with
@@ -17,7 +16,7 @@ from workbench import widgets
 
 # %% [markdown]
 # **Guess first**: an operation adds two arrays and norms the sum. As one loop it reads two arrays and writes two. How
-# many does it read and write when the sum is a loop of its own?
+# many does it read and write if the sum is a separate loop?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -33,9 +32,9 @@ view = widgets.KernelView("add_rms_norm", backend="eager")
 view
 
 # %% [markdown]
-# Every box is a stage, with the number of its lines; choose one, or go from one to the next with the arrow keys. The
-# backends are compiled when they are chosen: `mlir` and `triton` now, `inductor` with its graph below. Triton's code is
-# compiled ahead of time, down to PTX, so no GPU is needed to read it.
+# Each box is a stage of the compiler, with the number of its lines; choose a box, or move between them with the arrow
+# keys. A backend compiles when you choose it: `mlir` and `triton` now, `inductor` with its graph below. Triton's code
+# is compiled ahead of time to PTX, so you need no GPU to read it.
 
 # %%
 view.make("mlir", "triton")
@@ -45,9 +44,9 @@ view.keep()
 # %% [markdown]
 # ## What was fused
 #
-# Inductor's scheduler reports which operations became one loop: the same letter marks them in every stage. Two letters:
-# the compiler counts the operation to both loops, as `mean` here, which is summed in one and divided in the other.
-# Follow a letter from `post_grad` over `fused_ir` to `cpp`.
+# Inductor's scheduler reports the operations that became one loop; in every stage they have the same letter. An
+# operation with two letters belongs to two loops, as `mean` does here: one loop sums, the other divides. Follow a
+# letter from `post_grad` through `fused_ir` to `cpp`.
 
 # %%
 fused = widgets.KernelView("add_rms_norm", backend="inductor", backends=("eager", "inductor"), stage="post_grad")
@@ -60,16 +59,17 @@ print(fused.text)
 # %% [markdown]
 # ## Where is this operator in the model?
 #
-# A step of the whole model: its operators in order with what each must compute and move, and a bracket around those
-# that one compiled function carries out. Choose a prefill beside a decode, and *as written* beside *as it runs*.
+# The graph shows a step of the whole model: its operators in order, with the FLOPs and bytes of each, and a bracket
+# around the operators that one compiled function computes. Compare a prefill with a decode, and *as written* with *as
+# it runs*.
 
 # %%
-graph = widgets.ModelGraph(workbench.load(), "decode", tokens=256)
+graph = widgets.ModelGraph(workbench.load(), kind="decode", tokens=256)
 graph
 
 # %% [markdown]
-# As the modules are written, each operator can be timed by itself: which ones take far longer than their FLOPs and
-# bytes explain?
+# With the modules as written, each operator can be timed separately: which operators take far longer than their FLOPs
+# and bytes explain?
 
 # %%
 graph.functions = "as written"
@@ -79,8 +79,8 @@ graph.keep()
 # %% [markdown]
 # ## How fast are the backends?
 #
-# Measured now, on this machine, in a process of its own: the median and its spread. The button *time the backends* also
-# measures what memory can deliver and the cores can compute: how near is a backend to the limit that binds it?
+# The times are measured now, on this machine, in a separate process: the median and its spread. The button *time the
+# backends* also measures the best rates of memory and cores: how near is each backend to its limit?
 
 # %%
 timed = widgets.KernelView("add_rms_norm", case="16x576 float32", backends=("eager", "mlir"))
@@ -107,18 +107,18 @@ widgets.Exercise(
 )
 
 # %% [markdown]
-# Such figures depend on the machine's other load: the line under the table reports it. To keep them, with everything
-# that is needed to compare them later: `workbench kernels bench --out experiments/records`.
+# Such times depend on the machine's other load, which the line under the table reports.
+# `workbench kernels bench --out experiments/records` stores them with all data for later comparisons.
 #
 # ## Try
 #
-# - Choose `512x2048 float32` above and press *time the backends*: from where on do the backends differ?
+# - Choose `512x2048 float32` above and press *time the backends*: how much do the backends differ now?
 # - Choose the operator `gated_silu`, then `paged_attention`: which of them becomes one loop?
 # - `workbench kernels show decode_step --backend mlir` shows a whole step of the model as one function.
 #
 # Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `api.py` has the specification),
 # `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
-# (how the compiler is watched). `07_many_requests` goes on with the runner, which calls these kernels.
+# (how the compiler is observed). `07_many_requests` continues with the runner, which calls these kernels.
 
 # %% [markdown] tags=["foot"]
 # ---

@@ -2,9 +2,11 @@
 # # Many requests
 #
 # One request leaves most of a machine idle: a step that decodes one token reads all weights, and could have decoded
-# many tokens with them. So requests share steps. Before each step the scheduler decides which requests it computes,
-# which wait and which are preempted, and this notebook shows these decisions while they are made. (`03_kv_cache`
-# explains pages, `02_prefill_and_decode` the two phases.)
+# many tokens with them. So requests share steps. Before each step the scheduler decides which requests are computed,
+# which wait and which are preempted.
+#
+# This notebook shows these decisions as they are made. (`03_kv_cache` explains pages, `02_prefill_and_decode` the two
+# phases.)
 #
 # - **Questions**: Who waits for whom when many requests share a step? What do load, chunks and policy do to TTFT and
 #   inter-token latency?
@@ -16,8 +18,8 @@
 from workbench import widgets
 
 # %% [markdown]
-# **Guess first**: ten requests of different lengths, four at a time. A batch that waits for its longest request needs
-# so many steps. What share of them is saved when a request that waits takes a free place at once?
+# **Guess first**: ten requests of different lengths are computed, four at a time. Static batches wait for their longest
+# request. What fraction of their steps is saved if a waiting request takes a free slot at once?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -48,10 +50,12 @@ def make_requests(count, prompt=48, output=24, shared=(), every=0.0):
 
 # %% [markdown]
 # ## A timeline
-# Eight requests come shortly after one another. Each has a row: it waits in the queue, its prompt is computed (orange,
-# one box a chunk), then it decodes (blue, a line a token). Above are the steps: how many prompt tokens each computes,
-# how many tokens it decodes. Point at anything to read why; click on a name for all decisions on that request; drag
-# the ends of the slider to zoom, or use the buttons.
+# Eight requests arrive shortly after one another. Each has a row: it waits in the queue, its prompt is computed
+# (orange, one box for each chunk), then it decodes (blue, one line for each token). Above are the steps, with the
+# numbers of prompt tokens and of decoded tokens.
+#
+# Point at any mark to read the reason; click on a name for all decisions about this request. Drag to move; zoom by Ctrl
+# and the wheel or by the buttons; select a time by Shift and drag, and read its length below the steps.
 
 # %%
 runner = workbench.load("demo", backend="eager", max_num_batched_tokens=64)
@@ -63,13 +67,13 @@ served = list(runner.stream(make_requests(8, every=0.02)))
 timeline.keep()
 
 # %% [markdown]
-# The picture above has filled while the cell ran; `keep` saves it with the notebook. Run the cell again and watch: it
-# follows as long as `follow` is ticked.
+# The picture above was drawn while the cell ran; `keep` saves it with the notebook. Run the cell again and watch: the
+# picture follows the run while `follow` is ticked.
 #
-# ## Continuous beside static batching
-# A static batch ends with its longest request: slots of those that have ended stay empty, and no request joins before
-# all have ended. Continuous batching fills a free slot in the very next step (Yu et al. 2022, Orca). Compare the rows
-# of waiting requests, and the number of steps.
+# ## Continuous and static batching
+# A static batch ends with its longest request: slots of ended requests stay empty, and no request joins before all have
+# ended. Continuous batching fills a free slot in the very next step (Yu et al. 2022, Orca). Compare the rows of waiting
+# requests, and the number of steps.
 
 
 # %%
@@ -93,9 +97,9 @@ print(f"static: {len(static.tracks.steps)} steps, continuous: {len(continuous.tr
 # %% [markdown]
 # ## Chunked prefill
 # While a long prompt is computed, decoding requests wait for the step to end: their next token is late (prefill
-# interference). Split into chunks the prompt takes several steps, and decodes go on beside each (Agrawal et al. 2023,
-# Sarathi). Look for the wide step in the first picture, during which every decode stalls, and for its chunks in the
-# second.
+# interference). If the prompt is split into chunks, it takes several steps, and every step also computes decodes
+# (Agrawal et al. 2023, Sarathi). Find the wide step in the first picture, during which every decode stalls, and its
+# chunks in the second picture.
 
 # %%
 few = SamplingParameters(max_tokens=4)
@@ -117,9 +121,10 @@ for name, view in (("whole", whole), ("in chunks", chunked)):
 # ## Too few pages: a request is preempted
 # The length of an answer is not known in advance, so requests are admitted by the pages that they need now. When all
 # pages are in use and one more is needed, the youngest request is preempted: it frees its pages and is computed again
-# later. It keeps its tokens and loses time. In the page map each cell is a page, its letter and colour the request that
-# holds it, the level how much of it is filled; the pages that the step writes to are marked. Scrub with the slider, or
-# press play.
+# later. It keeps its tokens and loses time.
+#
+# In the page map each cell is a page. Its letter and colour name the request that holds it, its level shows how full it
+# is, and the pages that the step writes are marked. Drag the slider, or press play.
 
 # %%
 small = workbench.load("demo", backend="eager", page_size=16, pages=14, max_num_seqs=6)
@@ -133,12 +138,12 @@ pages
 
 # %% [markdown]
 # Choose `by sequence` to see each request's pages in the order of its text. Then try `pages=40`: which requests are
-# still preempted? With `offload="memory"` in `load` the pages of a preempted request are swapped out to CPU pages, in a
-# panel of their own, and nothing is computed twice.
+# still preempted? With `offload="memory"` in `load` the pages of a preempted request are swapped out to CPU pages,
+# shown in a separate panel, and nothing is computed twice.
 #
 # ## Shared prefixes
-# With `prefix="radix"` full pages are found again by their tokens. The requests below begin alike: the pages of that
-# beginning are shared by several (hatched, with their number), and when all have ended the prefix cache keeps them for
+# With `prefix="radix"` full pages are found again by their tokens. The requests below have the same beginning. They
+# share its pages (hatched, with the number of requests), and when all have ended the prefix cache keeps these pages for
 # later requests (dashed).
 
 # %%
@@ -165,12 +170,13 @@ tables.step = tables.fullest()
 tables
 
 # %% [markdown]
-# ## A load that goes on, and settings that change meanwhile
-# Requests do not wait for one another to arrive. Here they come at random (Poisson), as many a second as you set, until
-# you stop them: most are chats, some bring a long prompt. What this machine serves is measured first, and the load
-# begins at a half of it. Every control holds from the next step on and is marked on the axis. All panels share it:
-# hover, and read all values of one moment above the picture; drag to move, hold Shift and drag to select a stretch and
-# count what happened in it.
+# ## A continuous load, with settings that change
+# Here requests arrive at random (Poisson), at the rate that you set, until you stop them: most are chats, some have a
+# long prompt. The widget first measures the rate that this machine can serve, and begins with half of it. A changed
+# control takes effect at the next step and is marked on the time axis.
+#
+# All panels share the time axis: hover to read all values of one moment above the picture; drag to move; hold Shift and
+# drag to select an interval and count its events.
 
 # %%
 bench = widgets.LiveBench()
@@ -185,15 +191,15 @@ bench.wait()
 # %% [markdown]
 # Press Run, and try, a few seconds each:
 #
-# - **Load**. Push it above what is served. The queue grows, and TTFT with it; the inter-token latency hardly changes,
-#   for no more than `batch` sequences run. When the queue is full, requests are refused and counted: it would grow
-#   without end.
+# - **Load**. Raise it above the rate that can be served. The queue grows, and TTFT with it; the inter-token latency
+#   hardly changes, because at most `batch` sequences run. When the queue is full, requests are refused and counted,
+#   because it would grow without end.
 # - **Chunk**, with many long prompts. With 512 a long prompt is one step, and every decode waits for it: p99 of the
 #   inter-token latency is the length of that step. With 16 the p99 falls, and TTFT of the long prompts rises.
-# - **Policy**. `shortest_prompt` gives chats a better TTFT and lets long prompts wait. `prefill_first` has the first
-#   token soon and stalls the others, `decode_first` the reverse.
-# - **Batch**, together with long prompts: pages run out, and requests are preempted.
-# - **Shared prefix**: pages of the beginning are shared by several requests, and prefills are shorter.
+# - **Policy**. `shortest_prompt` gives chats a better TTFT and lets long prompts wait. `prefill_first` gives early
+#   first tokens and stalls decodes; `decode_first` does the reverse.
+# - **Batch**: with long prompts and a large batch, pages run out and requests are preempted.
+# - **Shared prefix**: requests share the pages of their beginning, and prefills are shorter.
 
 # %% [markdown]
 # **Question**: Into how many chunks is the long prompt of 400 tokens cut, in steps of up to 64 tokens without any
@@ -214,13 +220,12 @@ widgets.Exercise(
 #   `"fair"`, or a function of your own (`workbench/scheduler/policy.py`).
 # - The same timeline in Perfetto: a run's folder holds `trace.json` (see `09_experiments`); open it in
 #   ui.perfetto.dev. `widgets.Timeline(record)` shows the same events.
-# - More than this machine can do: `workbench simulate` runs the same scheduler on simulated hardware,
-#   thousands of requests in seconds, and a fleet of such instances behind a router
-#   (`workbench/simulate/fleet.py`).
+# - Larger loads: `workbench simulate` runs the same scheduler on simulated hardware, with thousands of requests in
+#   seconds, also for a fleet of instances behind a router (`workbench/simulate/fleet.py`).
 #
-# To read: `workbench/scheduler/scheduler.py` (which requests run), `workbench/scheduler/allocate.py` (which are
-# preempted, and the reason that is given), `workbench/kv_cache/manager.py` (which pages each holds),
-# `workbench/kv_cache/prefix.py` (which tokens are found again).
+# To read: `workbench/scheduler/scheduler.py` (which requests run), `workbench/scheduler/allocate.py` (which requests
+# are preempted, and the reason), `workbench/kv_cache/manager.py` (the pages of each request),
+# `workbench/kv_cache/prefix.py` (the prefix cache).
 
 # %% [markdown] tags=["foot"]
 # ---

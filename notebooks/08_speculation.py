@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Speculation: several tokens a step
 #
-# A decode step reads all weights to give one token. Where a cheap proposer drafts the next few, one step can verify all
-# of them: those that the model would have chosen are accepted, and one more token comes besides. The output is the same
-# as without drafts; only the time changes, and not always for the better.
+# A decode step reads all weights to compute one token. If a cheap proposer drafts the next few tokens, one step can
+# verify all of them. Draft tokens that the model would have chosen are accepted, and the step gives one further token.
+# The output is the same as without drafts; only the time changes, and not always for the better.
 #
 # - **Questions**: When do draft tokens pay?
 # - **Afterwards you can**: read which draft tokens were accepted; predict a speed-up from acceptance and cost; say why
@@ -14,8 +14,8 @@
 from workbench import widgets
 
 # %% [markdown]
-# **Guess first**: drafts are copied from earlier text, which here repeats itself. How many tokens does a verification
-# give on average?
+# **Guess first**: drafts are copied from the earlier text, which repeats itself here. How many tokens does a
+# verification give on average?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -34,37 +34,41 @@ runner = workbench.load("demo", backend="eager")
 
 # %% [markdown]
 # ## Drafts from the text itself
-# Prompt lookup proposes the tokens that followed the last few at an earlier place. Code repeats itself. Drag `check`,
-# the number of the verification: underlined tokens (✓) were accepted, struck ones (✗) rejected, a box is what the model
-# gave instead (→) or besides (+).
+# Prompt lookup finds an earlier place with the same last few tokens, and proposes the tokens that followed there. Code
+# often repeats itself. Drag `check`, the number of the verification: underlined tokens (✓) were accepted, struck tokens
+# (✗) rejected. A boxed token is the model's own, in place of a rejected one (→) or after the accepted ones (+).
 
 # %%
 view = widgets.SpeculationView(runner, PROMPT, speculate="prompt_lookup", max_tokens=48).wait()
 view
 
 # %% [markdown]
-# Plain greedy decoding gives the same tokens. (In bfloat16 a near tie may be decided otherwise in a step of another
-# shape; then the view says from which token on.)
+# Plain greedy decoding gives the same tokens. (In bfloat16 a step of another shape may decide a near tie differently;
+# then the view names the first token that differs.)
 
 # %%
 print("the same tokens:", view.token_ids == view.plain_token_ids)
 
 # %% [markdown]
 # ## Drafts by a small model
-# The demo model comes with a draft model of the same tokenizer. It drafts anywhere, and each draft token costs a step
-# of its own. The diamonds show acceptance by position if every draft token were accepted with the same probability:
-# real acceptances come in runs.
+# The demo model comes with a draft model that has the same tokenizer. It can draft at any place, but each draft token
+# costs a step of the draft model. The diamonds show acceptance by position if every draft token were accepted with the
+# same probability: real acceptances come in runs.
 
 # %%
 pair = widgets.SpeculationView(runner, PROMPT, speculate="draft", max_tokens=48).wait()
 pair
 
 # %% [markdown]
-# ## When does it pay?
-# A verification of k draft tokens gives (1 - a^(k + 1)) / (1 - a) tokens on average where each is accepted with
-# probability a (Leviathan et al., 2023), and takes c times as long as a plain step: the speed-up is the one by the
-# other. Free drafts pay early; a draft model must be much smaller than its target, and steps must be bound by memory,
-# so that a verification costs little. These figures are measured here, now, on the machine that you use.
+# ## When is speculation faster?
+# If each draft token is accepted with probability a, a verification of k draft tokens gives (1 - a^(k + 1)) / (1 - a)
+# tokens on average (Leviathan et al., 2023). It takes c times as long as a plain step, so the speed-up is the number of
+# tokens divided by c.
+#
+# Drafts without cost need only a low acceptance. A draft model must be much smaller than its target, and steps must be
+# bound by memory, so that a verification costs little.
+#
+# The cell measures these figures now, on your machine.
 
 # %%
 for kind in ("prompt_lookup", "draft"):
@@ -79,8 +83,8 @@ for kind in ("prompt_lookup", "draft"):
 # %% [markdown]
 # ## With sampling
 # Sampled tokens can be verified too: a draft token is accepted with probability min(1, p / q), else one is sampled from
-# the rest of p. Every token has the distribution that it has without drafts, though another random number draws it. The
-# higher the temperature, the fewer are accepted.
+# the rest of p. Every token has the same distribution as without drafts, although other random numbers draw it. The
+# higher the temperature, the fewer draft tokens are accepted.
 
 # %%
 few = {"max_tokens": 48, "rounds": 0}
@@ -90,7 +94,7 @@ for temperature in (0.7, 1.3):
 
 # %% [markdown]
 # ## A recorded run
-# A record holds its verifications. Events of any stream do too.
+# A record contains its verifications, and so do the events of any stream.
 
 # %%
 lookup = workbench.load("demo", backend="eager", speculate="prompt_lookup")
@@ -117,14 +121,14 @@ widgets.Exercise(
 # %% [markdown]
 # ## Try
 # - Load the runner with `backend="auto"`: a plain step is shorter there, so a verification costs more of them.
-# - A prompt of prose, or one that repeats nothing: what is left of prompt lookup?
+# - Use a prompt of prose, or one without repetitions: how many drafts of prompt lookup are accepted then?
 # - `speculate={"kind": "prompt_lookup", "num_speculative_tokens": 8, "length": "adaptive"}`: drafts grow after each
 #   acceptance.
 # - `accept: match` accepts only draft tokens that would have been sampled anyway: seeded output is the same, token for
-#   token. What does it cost in acceptance?
+#   token. How much lower is the acceptance?
 #
 # Read: `workbench/sampling/verify.py` (the rule), `workbench/speculative/proposers.py` and `draft_model.py`.
-# `experiments/speculation.yaml` measures the load from which on speculation loses.
+# `experiments/speculation.yaml` measures the load above which speculation is slower.
 
 # %% [markdown] tags=["foot"]
 # ---

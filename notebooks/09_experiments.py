@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Experiments: run, sweep, compare, reproduce
 #
-# An experiment is one value with a question. Written as YAML and read back it is the same value, and it decides
-# everything that a run does: the same experiment gives the same tokens.
+# An experiment is one value with a question. Written as YAML and read back it is the same value. It determines
+# everything that a run does, so the same experiment gives the same tokens.
 #
 # - **Questions**: How do I ask a question so that anyone can run it again?
 # - **Afterwards you can**: write an experiment with variants; say what an interval of a ratio allows; sweep, query and
@@ -13,8 +13,8 @@
 from workbench import widgets
 
 # %% [markdown]
-# **Guess first**: an INT8 cache keeps its newest tokens in full precision. In steps of up to 64 tokens, from which
-# context on is it smaller than a dense one?
+# **Guess first**: an INT8 cache keeps its newest tokens in full precision. With steps of up to 64 tokens, from which
+# context length on is it smaller than a dense cache?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -48,7 +48,7 @@ variants:
 experiment
 
 # %% [markdown]
-# A wrong key is refused with its path and the nearest right name. Try another.
+# An unknown key is refused with its path and the nearest known name. Try another key.
 
 # %%
 try:
@@ -58,7 +58,7 @@ except Exception as error:
 
 # %% [markdown]
 # ## Run
-# Three variants, measured in turn, five rounds each: what the machine does meanwhile meets all of them.
+# Three variants are measured in turn, for five rounds, so that other load on the machine affects all of them.
 
 # %%
 record = workbench.run(experiment, place, "formats")
@@ -66,23 +66,26 @@ record
 
 # %% [markdown]
 # ## Compare
-# Labels name only the settings that differ. An interval that spans 1 says that it is not yet known which is better.
-# Choose another baseline; then show two measures against each other.
+# Labels name only the settings that differ. If an interval contains 1, it is not yet known which variant is better.
+# Choose another baseline; then plot two measures against each other.
 
 # %%
 compare = widgets.Compare(record, baseline="dense", force=True)
 compare
 
 # %% [markdown]
-# `kv_bytes_peak` is 0.64 of the dense cache's in INT8 and 0.44 in INT4. A quantized cache keeps the newest 64 tokens, a
-# group of up to 64 that is not complete, and the tokens that a step computes in full precision besides: the scheduler
-# allocates those pages chunk by chunk and frees them once all of their tokens are quantized, so two of them are in use
-# here beside seven quantized ones, where the dense cache has nine. A short text takes *more* room than in a dense
-# cache. Where a quantized one begins to pay follows from the formats' bytes a token (3,072 dense, 1,632 in INT8, 864 in
-# INT4 in this model) and whole pages of 64 tokens, wherever chunks end; nothing has to run for it. With chunks of 64
-# tokens that is from 321 tokens on in INT8, from 193 in INT4. A prompt that is computed in one step of up to 512 tokens
-# lies there in full precision as a whole meanwhile, since each of its queries reads the 64 tokens before it
-# unquantized: then it is from 1,281 and 833. Long prompts in long steps cost memory, `schedule.chunk_tokens` bounds it.
+# `kv_bytes_peak` is 0.64 of the dense cache's in INT8 and 0.44 in INT4. A quantized cache keeps some tokens in full
+# precision: the newest 64, an incomplete group of up to 64, and the tokens of the current step. The scheduler allocates
+# these residual pages chunk by chunk and frees them when all of their tokens are quantized. So here two residual pages
+# and seven quantized pages are in use, and the dense cache has nine pages.
+#
+# A short text takes *more* memory than in a dense cache. The length from which a quantized cache is smaller can be
+# computed without a run, from the formats' bytes for each token (3,072 dense, 1,632 in INT8, 864 in INT4 in this model)
+# and whole pages of 64 tokens. With chunks of 64 tokens it is 321 tokens in INT8, and 193 in INT4.
+#
+# A prompt that is computed in one step of up to 512 tokens is in full precision during this step, because each of its
+# queries reads the 64 tokens before it unquantized. Then these lengths are 1,281 and 833 tokens. So long prompts in
+# long steps need more memory; `schedule.chunk_tokens` limits it.
 
 # %%
 from workbench import break_even_context
@@ -94,11 +97,11 @@ for chunk in (64, 512):
         print(f"steps of up to {chunk} tokens: {format} is smaller than dense from a context of {tokens:,} tokens on")
 
 # %% [markdown]
-# `force` compares times measured under contention too, as a notebook's often are; without it they are refused.
+# `force` also compares times that were measured under contention, as in a notebook; without it they are refused.
 #
 # ## Sweep
-# Every combination of some settings, each point a process and a run folder of its own. Interrupted, a sweep goes on
-# where it was: `workbench sweep --resume FOLDER`. Here are two points; the command line makes the same.
+# A sweep runs every combination of some settings; each point has its own process and run folder.
+# `workbench sweep --resume FOLDER` continues an interrupted sweep. The cell runs two points, as the command line would.
 
 # %%
 pages = workbench.Experiment.from_yaml("""
@@ -112,7 +115,8 @@ rows = workbench.run_sweep(pages, out=place)
 
 # %% [markdown]
 # ## A folder of runs is a database
-# Settings are columns by dotted path, measures by name; every table of a run can be queried with SQL.
+# Each setting is a column, named by its dotted path, and so is each measure; every table of a run can be queried with
+# SQL.
 
 # %%
 runs = workbench.open_runs(place)
@@ -120,16 +124,16 @@ runs.query("SELECT cache.page_size, pages_used_peak, kv_bytes_peak FROM runs WHE
 
 # %% [markdown]
 # ## Reproduce
-# The resolved experiment lies in the folder. Run again it must give the same tokens; what else differs (versions,
-# hardware, timings) is reported.
+# The run folder has the resolved experiment. A second run must give the same tokens; other differences (versions,
+# hardware, timings) are reported.
 
 # %%
 print(workbench.reproduce(workbench.Record.open(rows[0].outcome.folder), place))
 
 # %% [markdown]
 # ## Claims
-# What texts on inference say, put to the test. Filter, choose a line (the arrow keys go through them), and measure it
-# again: a quick look takes seconds and writes nothing.
+# The claims are statements of introductory texts, tested by measurement. Filter them, choose a line (with the arrow
+# keys, too), and measure it again: a quick measurement takes seconds and writes nothing.
 
 # %%
 widgets.Claims(claim="kv-gqa")
@@ -151,10 +155,11 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## Try
-# - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval leave 1?
+# - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval no longer contain 1?
 # - Sweep two settings at once, in a terminal:
 #   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set backend=eager,auto`
-# - Write a claim of your own: a file in `experiments/claims/`, with evidence for each verdict that its rule can give.
+# - Write a claim of your own: a file in a folder of your own, with example numbers for each outcome;
+#   docs/guide/claims.md shows one.
 #
 # Read: `workbench/experiment/experiment.py`, `workbench/runs/`, `workbench/reports/`, `workbench/sweep/`,
 # `workbench/claims/`.

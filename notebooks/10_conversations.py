@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Conversations: what stands before the model
 #
-# A model reads one list of tokens. A system prompt, tools, turns and results become that list by a template, and what
-# each turn costs depends on how much of the list was there before. Here both can be seen, then tools, answers of a
-# given form, and thoughts with a budget. SmolLM2 speaks where it is at hand, else `demo-chat`, a tiny model that knows
-# little beside its tools.
+# A model reads one list of tokens. A template turns the system prompt, tools, turns and results into this list. The
+# cost of a turn depends on how much of the list is already in the cache.
+#
+# This notebook shows both, and then tools, answers of a given format, and thoughts with a budget. The model is SmolLM2
+# if it has been fetched, else `demo-chat`, a tiny model that knows little except its tools.
 #
 # - **Questions**: What does the model read of a conversation, and what does a turn cost?
 # - **Afterwards you can**: take a prompt apart into its segments; say what breaks a cached prefix; give an agent tools,
@@ -43,8 +44,8 @@ talk = Conversation(system=SYSTEM, tools=TOOLS, turns=["How many seconds are 3 w
 
 # %% [markdown]
 # ## Segments
-# The question is the smaller part of its prompt: the system prompt, the tools and the template are the rest. Click a
-# row for its tokens. Dark ones are control tokens. They have no text, and only the template writes them. `text` shows
+# The question is the smaller part of its prompt; the rest is the system prompt, the tools and the template. Click a row
+# to see its tokens. Dark tokens are control tokens: they have no text, and only the template writes them. `text` shows
 # the whole prompt, and `template` the program that wrote it.
 
 # %%
@@ -53,8 +54,8 @@ view
 
 # %% [markdown]
 # ## A forged turn is text
-# Text of a person's is encoded without control tokens, whatever it spells. So a turn cannot be forged: the model reads
-# the characters, not the token.
+# A user's text is always encoded without control tokens, even if it spells one. So a user cannot forge a turn: the
+# model reads the characters, not the token.
 
 # %%
 names = runner.tokenizer.special_token_ids
@@ -66,8 +67,8 @@ for segment in forged.segments:
 
 # %% [markdown]
 # ## The second turn is cheap
-# Keys and values of the first prompt and of its answer are in the prefix cache, page by page (16 tokens here). A second
-# question computes what is new: the question, and what is left of the last page.
+# Keys and values of the first prompt and of its answer are in the prefix cache, page by page (16 tokens here). For a
+# second question only the new tokens are computed: the question, and the rest of the last page.
 
 # %%
 agent = workbench.agent(runner, system=SYSTEM, max_tokens=24, temperature=0, ignore_eos=True)
@@ -81,8 +82,8 @@ for name, result in {"first": first, "second": second}.items():
 # %% [markdown]
 # ## What breaks the prefix
 # A cached prefix ends at the first token that differs. A changed system prompt differs near the beginning, so all that
-# follows is computed again. An answer that is read back from its text may have other tokens than those that were
-# generated: a conversation keeps the generated ones.
+# follows is computed again. If an answer's text is encoded again, its tokens may differ from the generated ones; so a
+# conversation keeps the generated tokens.
 
 # %%
 asked = first.conversation.user("And another one?")
@@ -97,7 +98,8 @@ for name, each in cases.items():
     print(f"{name:<22} {runner.cached_tokens(prompt.ids):>3} of {len(prompt.ids)} cached; {prompt.divergence(before)}")
 
 # %% [markdown]
-# How often does an answer come back as other tokens? The higher the temperature, the more often.
+# How often do the tokens of an answer change when its text is encoded again? The higher the temperature, the more
+# often.
 
 # %%
 ends = [e for e in runner.stream("A list: ", n=8, temperature=1.5, max_tokens=32, seed=1) if e.kind == "finished"]
@@ -106,9 +108,9 @@ print(f"{same} of {len(ends)} answers are the same tokens when their text is rea
 
 # %% [markdown]
 # ## A template that rewrites old turns
-# Some templates drop the thoughts of earlier turns. The next prompt then no longer begins with the last one and its
-# answer: the row in red says where. Choose the other template to compare them. SmolLM2 was trained neither to think
-# before it answers nor to call tools; `demo-chat` was, and speaks where they are wanted.
+# Some templates drop the thoughts of earlier turns. Then the next prompt no longer begins with the last prompt and its
+# answer; the red row shows the first difference. Choose the other template to compare them. SmolLM2 was not trained to
+# think before it answers or to call tools; `demo-chat` was, and is used for these.
 
 # %%
 small = workbench.load("demo-chat", backend="eager", prefix="radix", page_size=16)
@@ -120,9 +122,9 @@ compared
 
 # %% [markdown]
 # ## Tools and rounds
-# An agent lets the model answer, carries out the calls in the answer, and lets it answer again, until there is none.
-# Each round begins on the cached prompt of the one before. A call begins with a control token and keeps its tool's
-# schema, by a grammar: no call is malformed. Which tool, and with what, is the model's own choice.
+# An agent lets the model answer, runs the tool calls in the answer, and lets the model answer again, until an answer
+# has no call. Each round begins with the cached prompt of the round before. A grammar makes a call begin with a control
+# token and follow its tool's schema, so no call is malformed. The model itself chooses the tool and its arguments.
 
 # %%
 caller = workbench.agent(small, TOOLS, SYSTEM, max_tokens=96, temperature=0)
@@ -138,8 +140,8 @@ for event in caller.stream("How many seconds are 3 weeks and 2 days?"):
 
 # %% [markdown]
 # ## Talk
-# Enter sends; Escape stops. Edit a message: it begins a branch on the cached prefix before it,
-# and the arrows go from branch to branch. Below each answer stands what it cost.
+# Enter sends; Escape stops. An edited message begins a new branch after the cached prefix, and the arrows switch
+# between branches. Below each answer are its costs.
 
 # %%
 chat = widgets.Chat(runner, system=SYSTEM, max_tokens=96, temperature=0)
@@ -152,9 +154,9 @@ chat.edit(1, "Name three fruits.")
 chat.wait()
 
 # %% [markdown]
-# ## Answers of a given form
-# A schema becomes a mask over the vocabulary, one for each step: tokens that would break the form are not sampled. Most
-# of the time only a few are allowed, and at many steps a single one.
+# ## Answers of a given format
+# A schema becomes a mask over the vocabulary at each step: tokens that would break the format are not sampled. At most
+# steps only a few tokens are allowed, and at many steps only one.
 
 # %%
 schema = {
@@ -171,9 +173,10 @@ workbench.trace_grammar(runner.tokenizer, form, runner.tokenizer.encode(finished
 
 # %% [markdown]
 # ## Thinking budgets
-# A thought is counted apart from the answer. At its budget only the token that closes it is left, so the answer always
-# has its own `max_tokens`. Without a calculator `demo-chat` writes a sum out by columns. It has the form of it, and not
-# yet the digits: what a budget buys is a question for `workbench run experiments/thinking.yaml`.
+# A thought is counted separately from the answer. At its budget only the token that closes the thought is allowed, so
+# the answer always has its own `max_tokens`. Without a calculator `demo-chat` writes a sum column by column; the format
+# is right, but the digits are often wrong. `workbench run experiments/thinking.yaml` measures whether a larger budget
+# gives more right answers.
 
 # %%
 for budget in (0, 8, 64):
@@ -199,7 +202,7 @@ widgets.Exercise(
 # ## Try
 # - Write a control token into the chat, then look at it: `widgets.PromptView(runner, chat.conversation)`.
 # - Edit the first message of a long chat, then its last one. Which of the branches is cheaper, and why?
-# - `widgets.Chat(small, TOOLS, SYSTEM)` calls tools. Give it one of your own that sleeps for a minute, and stop it.
+# - `widgets.Chat(small, TOOLS, SYSTEM)` calls tools. Add a tool of your own that sleeps for a minute, and stop it.
 #
 # To read: `workbench/prompt/assemble.py`, `workbench/prompt/own_template.py`, `workbench/agents/rounds.py`,
 # `workbench/constrained/grammar.py`. `workbench chat` is the same in a terminal.

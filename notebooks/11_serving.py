@@ -1,9 +1,11 @@
 # %% [markdown]
 # # Serving: the engine behind an API
 #
-# Chat clients, agents, load generators and evaluation tools speak one of two protocols, OpenAI's or Anthropic's. A
-# server that speaks both makes every variant of attention, cache or sampling testable by all of them. Here a runner is
-# served from a cell, clients ask it, and what happens behind the API can be watched.
+# Chat clients, agents, load generators and evaluation tools use one of two protocols, OpenAI's or Anthropic's. The
+# workbench's server speaks both, so all these tools can test any variant of attention, cache or sampling. In this
+# notebook a cell serves a runner, clients call it, and widgets show the work behind the API. The server needs the extra
+# `serve` (`pip install 'inference-workbench[serve]'`; `make lab` installs it), and the client is OpenAI's own
+# (`pip install openai`).
 #
 # - **Questions**: How do clients use it, and what happens behind the API?
 # - **Afterwards you can**: serve a runner to OpenAI's and Anthropic's clients; read TTFT and TPOT of many; set limits
@@ -14,8 +16,8 @@
 from workbench import widgets
 
 # %% [markdown]
-# **Guess first**: twelve clients ask at once, and four sequences fit a step. The slowest wait for a first token (p99)
-# is how many times the median one?
+# **Guess first**: twelve clients ask at once, and a step has room for four sequences. The slowest wait for a first
+# token (p99) is how many times as long as the median wait?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -32,8 +34,6 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
-
 import workbench
 
 MODEL = workbench.default_model()  # smollm2 where it is at hand, else a tiny one
@@ -44,9 +44,9 @@ server = workbench.serve(runner)
 server
 
 # %% [markdown]
-# The server runs in a thread and listens on this machine alone. The runner stays usable in cells: both put requests
-# into the same queue. Below is what the server does; the picture fills as the next cells run. Click on a request for
-# its tokens and for the scheduler's reasons, or go there with the arrow keys and press Enter.
+# The server runs in a thread and accepts connections only from this machine. The runner stays usable in cells: cells
+# and server put requests into the same queue. The widget below shows the server's work while the next cells run. Select
+# a request by a click, or by the arrow keys and Enter, to see its tokens and the scheduler's reasons.
 
 # %%
 view = widgets.ServerView(server)
@@ -54,10 +54,12 @@ view
 
 # %% [markdown]
 # ## A client
-# Any client of OpenAI's protocol works, with this address for its own. The answer has the usage that a vendor would
-# bill.
+# Any client of OpenAI's protocol works with the server's address as its base URL. The answer has the usage that a
+# vendor would bill.
 
 # %%
+import openai
+
 client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
 
 
@@ -74,9 +76,9 @@ print(f"{answer.usage.prompt_tokens} prompt tokens, {answer.usage.completion_tok
 
 # %% [markdown]
 # ## Many clients
-# Twelve clients ask at once, and four sequences fit a step. So eight wait: their dashed bars above end where another
-# request does. Waiting is a part of the time to the first token (TTFT), and no part of the time per output token
-# (TPOT).
+# Twelve clients ask at once, and a step has room for four sequences. So eight requests wait: their dashed bars above
+# end when another request ends. The wait is a part of the time to first token (TTFT), but not of the time per output
+# token (TPOT).
 
 
 # %%
@@ -95,9 +97,9 @@ for name, cuts in {"TTFT": now.ttft, "TPOT": now.tpot}.items():
 
 # %% [markdown]
 # ## One request, token by token
-# A snapshot is a value: it can be saved, sent and shown again, as here. Chosen is the last request. The bars are the
-# times between its tokens. Those in red took twice the median or more: other requests' prompts were computed in the
-# same steps.
+# A snapshot is a value that can be saved, sent and shown again, as in this cell. The last request is chosen. The bars
+# are the times between its tokens. Red bars took at least twice the median, because prompts of other requests were
+# computed in the same steps.
 
 # %%
 kept = widgets.ServerView(now)
@@ -105,8 +107,8 @@ kept.chosen = max(answers, key=lambda each: each.created).id
 kept
 
 # %% [markdown]
-# The server keeps a trace of each call too, for the client who made it: the phases, who brought which tokens of the
-# prompt, every token with its step, what each step was predicted to cost.
+# The server also keeps a trace of each call, for the client who made it: its phases, the source of each prompt token,
+# every token with its step, and the predicted work of each step.
 
 # %%
 trace = client.get(f"/traces/{answers[0].id}", cast_to=object)
@@ -117,9 +119,9 @@ for segment in trace["prompts"][0]["segments"]:
 print("scheduler:", trace["decisions"][-1]["reason"])
 
 # %% [markdown]
-# ## A client that leaves
-# A stream that its client closes is cancelled: within a step its pages are free, for others or for the prefix cache.
-# What was generated until then stands in the accounts.
+# ## A client that disconnects
+# When a client closes its stream, the request is cancelled: within one step its pages are free, for other requests or
+# for the prefix cache. The tokens generated so far are in the accounts.
 
 # %%
 stream = ask("Tell me a story.", max_tokens=400, stream=True, extra_body={"ignore_eos": True})
@@ -136,8 +138,8 @@ print(f"{left.recent[-1].state}, with {left.recent[-1].output_tokens} tokens of 
 
 # %% [markdown]
 # ## The second turn is cheap here too
-# A conversation comes whole with each call, and its beginning is in the prefix cache. The generated tokens are kept by
-# their answer: the client sends text, and the server knows which tokens it was.
+# A client sends the whole conversation with each call, and its beginning is in the prefix cache. The server stores the
+# generated tokens of each answer, so it finds them again when the client sends the text.
 
 # %%
 question = "How many seconds are 3 weeks and 2 days, and how many minutes? Answer with both numbers."
@@ -160,9 +162,9 @@ with urllib.request.urlopen(request) as message:
 
 # %% [markdown]
 # ## Limits and money
-# A gateway stands before a server: it knows keys, limits, prices, moderation, and answers that it keeps. Here it has no
-# keys, so all callers share one limit of three requests a minute, and a budget for the day. The fourth call is refused
-# in the words of the protocol, with the time to wait. The view shows both.
+# A gateway checks each call before the server: it has keys, limits, prices, moderation, and a cache of answers. Here it
+# has no keys, so all callers share one limit of three requests a minute, and a budget for the day. The fourth call is
+# refused in the words of the protocol, with the time to wait. The view shows both.
 
 # %%
 limits = {"each_key": {"requests_per_minute": 3, "tokens_per_minute": 400, "money_per_day": "0.0001"}}
@@ -198,7 +200,7 @@ with workbench.serve({"dense": runner, "int4": quantized}) as both:
 
 # %% [markdown]
 # ## Stop
-# Streams may end first, and the runner stays as it is.
+# The server lets streams finish first, and the runner stays usable.
 
 # %%
 view.keep()
@@ -206,8 +208,8 @@ server.stop()
 server
 
 # %% [markdown]
-# **Question**: Sixteen calls come at once, each for an answer of 20 tokens. Beside prefill, about how many steps is the
-# last one done after?
+# **Question**: Sixteen calls come at once, each for an answer of 20 tokens. After about how many steps is the last one
+# done, if prefill is not counted?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -220,7 +222,7 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## Try
-# - Serve with `max_num_seqs=12`, and ask the twelve questions again. What becomes of TTFT, and what of TPOT?
+# - Serve with `max_num_seqs=12`, and ask the twelve questions again. How do TTFT and TPOT change?
 # - Watch the server from a terminal while the cells run: `workbench top URL`, with the address that `server` shows.
 # - Close the tab's connection in the middle of a long prompt instead of a stream.
 #

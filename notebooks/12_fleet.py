@@ -1,10 +1,10 @@
 # %% [markdown]
 # # A fleet: more than one engine
 #
-# One engine is one process with one model. Where it is too slow or too small there are three ways on: several engines
-# behind one front (replicas), an engine for prompts and another for decodes, or one model shared among processes
-# (ranks). Here all three run on this machine, with a model that is small enough for it. What they gain is for machines
-# with more cores or cards; what they do can be seen here.
+# One engine is one process with one model. If it is too slow or too small, there are three solutions: several engines
+# behind one front (replicas), one engine for prompts and another for decodes (pools), or one model split among
+# processes (ranks). In this notebook all three run on this machine, with a small model. They are faster only on
+# machines with more cores or cards, but you can watch how they work.
 #
 # - **Questions**: What changes with more than one engine?
 # - **Afterwards you can**: say where a router sends a request and why; predict the bytes of a handover; tell replicas,
@@ -15,8 +15,8 @@
 from workbench import widgets
 
 # %% [markdown]
-# **Guess first**: an engine hands a computed prompt over to another one, page by page. A page has 16 tokens of the demo
-# model. How large is it?
+# **Guess first**: an engine hands a computed prompt over to another engine, page by page. A page has 16 tokens of the
+# demo model. How large is a page?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -40,10 +40,9 @@ cluster = workbench.Cluster(config, replicas=2)
 cluster
 
 # %% [markdown]
-# Each replica is a process with its own weights, scheduler and pages. The front has none of them: it has the tokenizer,
-# the requests, and a router. Below is the fleet. A box is the front or a replica, a small one in it a sample with the
-# tokens that it has so far. The bar shows pages: in use, idle (kept by the prefix cache alone), free. The picture fills
-# as the next cells run.
+# Each replica is a process with its own weights, scheduler and pages. The front has the tokenizer, the requests, and a
+# router. The widget below shows the fleet while the next cells run: a large box is the front or a replica, and a small
+# box in it is a sample with its tokens so far. The bar shows pages: in use, idle (kept only by the prefix cache), free.
 
 # %%
 view = widgets.FleetView(cluster)
@@ -52,8 +51,9 @@ view
 # %% [markdown]
 # ## Where a request goes, and why
 # The router `prefix` sends a request to the replica that has the fewest tokens to compute before the first token of the
-# answer: its pending prompts, and what of the new prompt is not in its cache. For the first prompt both are equal. Two
-# that begin like it follow it, since most of what they need is there. For the last one both are equal again.
+# answer: its pending prompts, and the uncached part of the new prompt. For the first prompt both replicas are equal.
+# Two prompts with the same beginning go to the same replica, because its cache has most of their tokens. For the last
+# prompt both replicas are equal again.
 
 # %%
 PROGRAM = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n\n" * 3
@@ -73,8 +73,8 @@ for prompt in PROMPTS:
         print(f"{'':31}{option}")
 
 # %% [markdown]
-# Load counts as well: a replica with the prefix that has much to do already is passed over. Here sixteen such requests
-# come at once.
+# Load counts as well: if the replica with the prefix has many pending tokens, another one is chosen. Here sixteen such
+# requests arrive at once.
 
 # %%
 sent = routings(cluster.submit([PROGRAM + f"def part_{n}(" for n in range(16)], max_tokens=24, temperature=0))
@@ -82,10 +82,10 @@ print({number: sum(each.replica == number for each in sent) for number in cluste
 view.keep()
 
 # %% [markdown]
-# ## A replica dies in mid-answer
-# A long answer is read token by token. After twenty of them the process of its replica is killed, as by a machine that
-# fails. The front still has the prompt and the tokens that were streamed: another replica computes both as one prompt,
-# and goes on with the next token. No token is lost and none comes twice.
+# ## A replica dies during an answer
+# The cell reads a long answer token by token. After twenty tokens it kills the process of the replica, as if the
+# machine had failed. The front still has the prompt and the streamed tokens: another replica computes both as one
+# prompt, and continues with the next token. No token is lost, and none is sent twice.
 
 # %%
 ask = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
@@ -103,7 +103,7 @@ print("the same text as of an answer that nothing happened to:", text == unharme
 
 # %% [markdown]
 # A new replica starts in the place of the dead one, with a number of its own and an empty cache. The view below has the
-# same events up to now. Choose the request that moved: its way is listed, and what the router saw.
+# same events up to now. Choose the moved request to see its path and the router's data.
 
 # %%
 moved = next(event for event in view.history if event.kind == "moved")
@@ -124,9 +124,10 @@ cluster.close()
 
 # %% [markdown]
 # ## Prefill and decode apart
-# A prompt takes a long step, and answers that share the engine wait for it. Two pools avoid that: one engine computes
-# prompts and the first token, the other the rest. In between the keys and values go over, by page. On one machine both
-# engines map one memory, and only page numbers travel; here bytes are sent, as between machines.
+# A prompt takes a long step, and other answers on the same engine wait for it. Two pools avoid this: one engine
+# computes the prompt and the first token, the other engine the rest. Between them the keys and values are transferred
+# page by page. On one machine both engines can map the same memory, so that only page numbers are sent; here bytes are
+# sent, as between machines.
 
 # %%
 pools = PrefillDecodePools(config, transfer="gloo")
@@ -143,8 +144,8 @@ apart.keep()
 pools.close()
 
 # %% [markdown]
-# How many pages and bytes go over can be known before: a prompt's tokens in whole pages, and the bytes of a token in
-# the cache. Prediction and fact:
+# The number of transferred pages and bytes follows from the prompt's tokens in whole pages and the bytes of a token in
+# the cache. The cell prints prediction and measurement:
 
 # %%
 size = 2 * sum(layer.attention.cache_values_per_token for layer in cluster.model.spec.layers)  # of bfloat16
@@ -157,21 +158,21 @@ for request in requests:
     )
 
 # %% [markdown]
-# The pages of these prompts are on their way for milliseconds. A view of events that are over has a slider for the
-# moment: move it (with the arrow keys too) to see pages in flight. Here it stands where the first ones are.
+# The transfer of these pages takes milliseconds. A view of past events has a slider for the time: move it (also with
+# the arrow keys) to see pages in transfer. It begins at the first transfer.
 
 # %%
 first = handed["r0"]
 slow = widgets.FleetView(apart.history)
-slow.moment = first.time - first.seconds / 2 - apart.history[0].time
+slow.show_at(first.time - first.seconds / 2 - apart.history[0].time)
 slow.chosen = "r0"
 slow
 
 # %% [markdown]
 # ## The same picture of a fleet that is only simulated
-# The simulator has the same scheduler, routers and events, and a clock in place of weights. So the view shows a fleet
-# of H100s with a model of 8 billion parameters as well: two instances for prompts, one for decodes. A prompt's pages
-# are a hundred megabytes and more here, and the network has them for milliseconds.
+# The simulator has the same scheduler, routers and events, with predicted times in place of weights. So the view can
+# also show a fleet of H100s with a model of 8 billion parameters: two instances for prompts, one for decodes. Here the
+# pages of a prompt have a hundred megabytes or more, and their transfer takes milliseconds.
 
 # %%
 recorder = workbench.Recorder()
@@ -184,15 +185,16 @@ workbench.fleet_for(question, recorder.record).run()
 handed = [event for event in recorder.events if event.kind == "handed_over"]
 longest = max(handed, key=lambda event: event.seconds)
 simulated = widgets.FleetView(recorder)
-simulated.moment = longest.time - longest.seconds / 2 - recorder.events[0].time
+simulated.show_at(longest.time - longest.seconds / 2 - recorder.events[0].time)
 simulated.chosen = longest.request_id
 simulated
 
 # %% [markdown]
 # ## One model among two processes
-# A model that is too large for one card is cut: each rank has some heads and some columns of every layer. After
-# attention and after the feed-forward the ranks add their parts, so a token costs two exchanges a layer, one for the
-# embedding, and one for the logits of the other half of the vocabulary. Prediction and fact for a decode step:
+# A model that is too large for one card is split: each rank has some heads and some columns of every layer. After
+# attention and after the feed-forward the ranks add their parts. So a token needs two exchanges in each layer, one for
+# the embedding, and one for the logits of the other half of the vocabulary. The cell prints prediction and measurement
+# for a decode step:
 
 # %%
 ranks = workbench.load("demo", tensor=2, backend="eager")
@@ -221,20 +223,21 @@ widgets.Exercise(
 )
 
 # %% [markdown]
-# The bytes are few and the exchanges many, so their number and latency decide. On a machine without spare cores ranks
-# only cost time. `workbench simulate azure --model shape:llama-3.1-70b --tensor 4` predicts ranks on cards, and
-# docs/scale.md the fleet that a million users need.
+# The exchanges are many and small, so their number and latency decide. On a machine without spare cores ranks only make
+# a model slower. `workbench simulate azure --model shape:llama-3.1-70b --set executor.gpus=4` predicts ranks on cards,
+# and docs/scale.md the fleet that a million users need.
 #
 # ## Try
 # - Start the cluster with `router="round_robin"`, and send the prompts again. How many of their tokens are cached now?
 #   `Finished` events have `cached_tokens`.
-# - Kill a replica while it has eight requests. In which order do they go on, and where?
-# - Give the pools `transfer="shared"`. What does a handover cost then, and why are its bytes 0?
+# - Kill a replica while it has eight requests. In which order do they continue, and on which replica?
+# - Give the pools `transfer="shared"`. How long does a handover take then, and why are its bytes 0?
 # - At which rate of the simulated traffic does the engine for decodes have more requests than it can run? What changes
 #   with two of them and one for prompts?
 #
 # To read: `workbench/simulate/routers.py`, `workbench/cluster/front.py`, `workbench/cluster/apart/pool_requests.py` and
-# `workbench/widgets/fleet/data.py`. `workbench serve demo --replicas 2` is the first half from a terminal.
+# `workbench/widgets/fleet/data.py`. `workbench serve demo --replicas 2` is the first half from a terminal, with the
+# extra `serve`: `pip install 'inference-workbench[serve]'`.
 
 # %% [markdown] tags=["foot"]
 # ---

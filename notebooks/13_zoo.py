@@ -1,10 +1,10 @@
 # %% [markdown]
 # # A zoo: published techniques, a page each
 #
-# A new idea for inference is mostly one small thing: which keys a query sees, how a key is stored, which token is drawn
-# next, which request goes first. Here such a thing is a part, one file, and the engine keeps pages, batches, prefix
-# reuse and every backend. This notebook shows techniques that others published, written that way, with a verdict on
-# what each paper claims. The verdict's rule was written down before anything was measured.
+# A new idea for inference usually changes one small thing: the keys that a query sees, the storage of a key, the choice
+# of the next token, the order of requests. In the workbench such a thing is a part, written in one file; pages,
+# batches, prefix reuse and every backend keep working. This notebook shows published techniques as such parts, with a
+# verdict on each paper's claim. The rule of each verdict was written before the measurement.
 #
 # - **Questions**: Which published techniques hold here, and how do I add one?
 # - **Afterwards you can**: read an entry's claim, rule and verdict; turn a technique on; write a part of your own and
@@ -37,10 +37,10 @@ tried = [item.verdict for item in zoo if item.verdict in ("holds", "holds-with-l
 zoo
 
 # %% [markdown]
-# `lines` are those of the part without its docstring; 0 means that settings of the engine are enough. `laws` come from
-# the conformity kit of its kind. `bytes` are those of the cache and `speed` is tokens in the same time, both as shares
-# of the baseline's. `KL` is the distance from the unchanged model, in nats a token: only techniques that change the
-# model's own distribution have one. What is empty does not belong to the kind, or was not measured yet.
+# `lines` counts the lines of the part without its docstring; 0 means that settings of the engine are enough. `laws` is
+# the result of the kind's conformity kit; `bytes` is the size of the cache and `speed` the number of tokens in the same
+# time, both as ratios to the baseline. `KL` is the distance from the unchanged model, in nats for each token, for
+# techniques that change the model's distribution. An empty cell does not apply to the kind, or was not measured yet.
 #
 # Choose a kind: attention, format, eviction, sampling, draft, schedule.
 
@@ -49,7 +49,7 @@ zoo.of_kind("sampling")
 
 # %% [markdown]
 # ## One technique
-# Everything about it: claim, rule, what was found here and on which machine, the line that turns it on, the equation
+# The entry shows the claim, the rule, the result with its machine, the setting that enables the technique, the equation
 # and the source. The last two are folded.
 
 # %%
@@ -58,7 +58,7 @@ typical
 
 # %% [markdown]
 # ## Turn it on
-# The line works wherever an experiment or a runner takes settings. The same prompt and seed, without and with it:
+# The setting works in any experiment or runner. The cell runs the same prompt and seed without and with it:
 
 # %%
 PROMPT = "def read_lines(path):\n    "
@@ -69,7 +69,8 @@ for name, filters in (("as it is", []), ("typical", [part])):
     print(f"--- {name}\n{PROMPT}{''.join(event.text for event in events)}\n")
 
 # %% [markdown]
-# What it does to one distribution: move `position` through the text. Hatched tokens were removed by the part.
+# The explorer shows its effect on one distribution: move `position` through the text. The part removed the hatched
+# tokens.
 
 # %%
 explorer = widgets.SamplingExplorer(runner, PROMPT, filters=[part], max_tokens=24, seed=3).wait()
@@ -77,9 +78,9 @@ explorer
 
 # %% [markdown]
 # ## Write one yourself
-# A filter takes logits, one row a sample, and returns them with the tokens that may not come set to minus infinity.
-# This one is top-p (Holtzman et al., 2019) seen from the other end: it removes the least probable tokens that hold at
-# most `mass` together. It is registered under a name, so no file is needed while you try.
+# A filter takes logits, one row for each sample, and returns them with forbidden tokens set to minus infinity. This
+# filter is top-p (Holtzman et al., 2019) from the other end: it removes the least probable tokens that together have at
+# most the probability `mass`. It is registered under a name, so you need no file while you try it.
 
 
 # %%
@@ -100,11 +101,11 @@ class Tail:
 print(workbench.testing.check_sampler("tail", examples=20))
 
 # %% [markdown]
-# The kit tries it on random rows: tied, constant, peaked, with tokens already removed. Break it and run the cell again:
-# leave out the line that keeps the likeliest token and set `mass=1`, or write into `logits` itself.
+# The kit tests the filter on random rows: tied, constant, peaked, with tokens already removed. Break the filter and run
+# the cell again: leave out the line that keeps the likeliest token and set `mass=1`, or write into `logits` itself.
 #
-# Every kind has such a kit: `check_attention` and `check_kv_format` try a part in small models, batched and alone, cut
-# and whole, on every backend, `check_evict` and `check_policy` play scenes with it. In a terminal,
+# Every kind has such a kit: `check_attention` and `check_kv_format` test a part in small models, batched and alone,
+# chunked and whole, on every backend; `check_evict` and `check_policy` test it in generated scenarios. In a terminal,
 # `workbench zoo check typical` does the same for an entry.
 
 # %%
@@ -112,11 +113,13 @@ events = runner.stream(PROMPT, max_tokens=48, seed=3, filters=[{"path": "tail", 
 print(PROMPT + "".join(event.text for event in events))
 
 # %% [markdown]
-# ## What a verdict is
-# Each entry has a rule over figures of its kind, such as `loop_ratio <= 1.0 and time_ratio <= 1.3`. All of it met: the
-# claim holds here. A part of an `and` met, by a figure that the settings do not fix as they fix bytes: it holds with
-# limits. Otherwise: refuted here, on this model, which is small and
-# writes Python. That is no verdict on the paper's model, and a reason to ask what the claim depends on.
+# ## Verdicts
+# Each entry has a rule over figures of its kind, such as `loop_ratio <= 1.0 and time_ratio <= 1.3`. If the whole rule
+# is met, the claim holds. If only some comparisons joined by `and` are met, at least one of them of another figure than
+# `bytes_ratio` (which the settings fix), it holds with limits. Otherwise it is refuted here, on this small model that
+# writes Python.
+#
+# This is no verdict on the paper's model, but a reason to ask on which conditions the claim depends.
 
 # %%
 for item in zoo:

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A real model: claims held to what comes out
 #
-# A pretrained model of English, SmolLM2 with 135 million parameters, runs here on the examples that explanations of
-# inference give. Each example ends with its claims: right or wrong here, and what was found. A wrong answer is shown as
-# wrong.
+# This notebook runs a pretrained model of English, SmolLM2 with 135 million parameters, on the examples of introductory
+# texts about inference. Each example ends with its claims, whether they are right or wrong here, and the results. A
+# wrong answer is shown as wrong.
 #
 # - **Questions**: Is what one reads about language models true of one that I can run?
 # - **Afterwards you can**: search heads for what they look at; say what a long prompt costs and what it leaves as it
@@ -14,8 +14,8 @@
 from workbench import widgets
 
 # %% [markdown]
-# **Guess first**: `Summarize this:` with 1,500 words against `What is 2+2?`. How many times as long does the first
-# token take?
+# **Guess first**: compare `Summarize this:` with 1,500 words and `What is 2+2?`. How many times as long does the first
+# token of the long prompt take?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -27,7 +27,7 @@ widgets.Exercise(
 )
 
 # %% [markdown]
-# The model is fetched by one command, `workbench model get smollm2`. Without it this notebook shows what was recorded,
+# One command fetches the model: `workbench model get smollm2`. Without the model this notebook shows recorded results,
 # and says so.
 
 # %%
@@ -39,13 +39,14 @@ examples
 
 # %% [markdown]
 # ## One token, taken apart
-# Text becomes ids, ids become a number for every token of the vocabulary, and each filter removes some of them.
+# The text becomes token ids, the model computes a logit for every token of the vocabulary, and each filter removes some
+# tokens.
 
 # %%
 examples.find("next token")
 
 # %% [markdown]
-# The same by hand: drag the sliders, or `position` to an earlier word.
+# Do the same by hand: drag the sliders, or drag `position` to an earlier word.
 
 # %%
 runner and widgets.SamplingExplorer(runner, CAT, max_tokens=8, seed=1, temperature=0.5, top_k=5, top_p=0.5).wait()
@@ -64,22 +65,22 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## "it" attends to "cat"
-# A popular picture of attention. All heads of all layers are searched for the one in which `it` gives `cat` the most:
-# found, not assumed. The last claim is the popular one that cannot be true here: `it` comes before `tired`.
+# This is a popular picture of attention. The cell searches all heads of all layers for the head in which `it` attends
+# most to `cat`. The last claim is popular, but cannot be true here, because `it` comes before `tired`.
 
 # %%
 pronoun = examples.find("pronoun")
 pronoun
 
 # %% [markdown]
-# That head as a map: rows look at columns.
+# This map shows that head: rows attend to columns.
 
 # %%
 layer, head, *_ = pronoun.rows[0]
 runner and widgets.AttentionView(runner, TIRED, max_tokens=0, layer=layer, head=head)
 
 # %% [markdown]
-# **Question**: `soft` for `tired`: what does the row of `it` become?
+# **Question**: What does the row of `it` become if the text has `soft` in place of `tired`?
 
 # %% jupyter={"source_hidden": true}
 widgets.Exercise(
@@ -91,8 +92,8 @@ widgets.Exercise(
 
 # %% [markdown]
 # ## The bank by the river
-# Which meaning of `bank`? The word itself is computed before `river` is read. What settles it has to happen in later
-# rows. One head has been seen above.
+# Which meaning does `bank` have? The word itself is computed before `river` is read, so only later rows can decide its
+# meaning. One such head is in the map above.
 
 # %%
 examples.find("bank")
@@ -103,55 +104,56 @@ runner and widgets.AttentionView(runner, BANK, max_tokens=0, layer=layer, head=h
 
 # %% [markdown]
 # ## A short question and a long text
-# Time to first token grows with the prompt. The pace afterwards is said to stay as it was; every token reads the keys
-# and values of the whole prompt, though. Articles take 5,000 words. Here it is 1,500, for the sake of your time: with
-# `words=5_000` the next cell takes two minutes.
+# Time to first token grows with the prompt. Texts claim that the later tokens are as fast as before, but every token
+# reads the keys and values of the whole prompt. Articles use 5,000 words. The cell uses 1,500 to save time: with
+# `words=5_000` it takes two minutes.
 
 # %%
 examples.find("first tokens", words=1_500)
 
 # %% [markdown]
 # ## Extraction
-# Temperature 0 makes it repeatable, a stop string cuts it, a schema guarantees its form. None of them makes it true.
+# Temperature 0 makes an answer repeatable, a stop string ends it, a schema guarantees its format. None of them makes it
+# true.
 
 # %%
 examples.find("extraction")
 
 # %% [markdown]
 # ## A system prompt, written once and read again
-# Whole pages of a prompt are kept, and a second request with the same beginning reads them. A vendor's prices make it
-# money: a write costs more than a plain token, a read a tenth.
+# The cache keeps whole pages of a prompt, and a second request with the same beginning reads them. With a vendor's
+# prices this saves money: a cache write costs more than a plain token, and a read a tenth.
 
 # %%
 examples.find("system prompt")
 
 # %% [markdown]
 # ## Ten turns
-# Every turn sends the whole conversation again. What is computed is what is new. The last row computes the tenth turn's
-# prompt with an empty cache.
+# Every turn sends the whole conversation again, but only new tokens are computed. The last row computes the tenth
+# turn's prompt with an empty cache.
 
 # %%
 examples.find("ten turns")
 
 # %% [markdown]
 # ## A tool that is called
-# A model of this size does not multiply. With a calculator it need not, if it calls it, and with the right expression:
-# a call that it must make keeps the schema of its arguments, and no schema knows what was asked.
+# A model of this size cannot multiply reliably. With a calculator it need not multiply, if it calls the calculator with
+# the right expression. A forced call follows the schema of its arguments, but a schema does not know the question.
 
 # %%
 examples.find("tool")
 
 # %% [markdown]
 # ## A thinking budget, honestly
-# SmolLM2 was not trained to think between two control tokens, so there is nothing that a budget could close. Asked for
-# steps it writes them as text, which only `max_tokens` bounds, together with the answer.
+# SmolLM2 was not trained to think between two control tokens, so there is nothing that a budget could close. If you ask
+# for steps, it writes them as text, and only `max_tokens` limits steps and answer together.
 
 # %%
 examples.find("thinking")
 
 # %% [markdown]
 # ## Everything at once
-# How much of it was true?
+# How many of the claims were true?
 
 # %%
 examples

@@ -1,12 +1,13 @@
 """Run a user's commands in a user's environment: documented commands, conformity kits, some notebooks.
 
     python -m tests.fresh_environment                  # builds sdist and wheel, and runs everything
-    python -m tests.fresh_environment --environment F  # in this environment, into which the wheel is installed
+    python -m tests.fresh_environment --environment F  # in this empty environment, into which all is installed
     python -m tests.fresh_environment --only commands  # or notebooks
     WORKBENCH_TESTS_THOROUGH=1 python -m tests.fresh_environment  # every notebook, which takes a quarter of an hour
 
-One fresh environment with two layers: the wheel alone, as `make demo` installs it, for the commands; then the wheel's
-extra `lab`, as `make lab`, for the notebooks. Everything runs outside of the checkout, and finds nothing of it.
+One fresh environment in three layers. The sdist is installed first, and runs the first command; then the wheel alone,
+as `make demo` installs it, runs the others, and a notebook without the extra `serve`, which notebook 11 names; then
+the wheel's extra `lab`, as `make lab`, runs notebooks. Everything runs outside of the checkout, finding nothing of it.
 It is a step of .ci/run after the suite, not a test of the suite: it needs the package index and some minutes, and the
 suite's own environment must stand before.
 """
@@ -29,15 +30,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import jupytext
+
 from tests.thorough import some
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_SECONDS = 1800  # far more than any takes: two threads that wait for each other on a busy machine take long
+FIRST = "workbench run experiments/first_light.yaml"  # other commands name its run
+NEEDS_SERVE = "11_serving.py"
 AT_ONCE = 2  # commands, as most of each is one thread's work
 PROJECT = "workbench init project && cd project && workbench run first.yaml && pytest && workbench runs"
 # Beginnings of documented commands that are not run here, and why: as a rule they take minutes and have tests.
 LEFT_OUT = {
     "workbench bench": "minutes of measuring",
+    "python -m benchmarks.peers": "minutes of measuring, of tools that are not installed there",
     "workbench kernels bench": "minutes of measuring",
     "workbench kernels check": "runs in the suite, case by case",
     "workbench kernels show paged_attention --backend triton": "wants the extra lab",
@@ -57,7 +63,7 @@ LEFT_OUT = {
     "workbench sweep --resume": "wants a sweep that was killed",
     "workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8 --executor ray": "wants a cluster",
     "workbench compare runs/a --baseline runs/a:dense": "wants a run of variants, which takes minutes",
-    "workbench compare runs/a runs/b": "wants the extra plots",
+    "workbench compare runs/a runs/b": "wants two runs of these names",
     "workbench reproduce runs/together-": "the run it names was not made here",
     "workbench cost": "a minute of simulation",
     "workbench model get": "fetches megabytes; .ci/run does before the suite",
@@ -68,8 +74,8 @@ LEFT_OUT = {
     "workbench replay": "wants an answer of a server; tests/serve/test_replays.py runs it",
     "workbench top": "wants a server that runs meanwhile",
     "workbench sweep experiments/agent.yaml": "minutes of measuring",
-    "workbench new-family my_model MY_FOLDER": "tests/check/test_guide.py runs it on a folder",
-    "workbench check MY_FOLDER": "tests/check/test_guide.py runs it on a folder",
+    "workbench model new-family my_model MY_FOLDER": "tests/check/test_guide.py runs it on a folder",
+    "workbench model check MY_FOLDER": "tests/check/test_guide.py runs it on a folder",
     'workbench generate "once upon" --model MY_FOLDER': "tests/check/test_guide.py runs it on a folder",
 }
 
@@ -87,7 +93,7 @@ def steps(page: str) -> Iterator[Step]:
     files: dict[str, str] = {}
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page, re.M | re.S):
         if language == "python":
-            files |= {name: block for name in re.findall(r"\A# (\w+\.py)\n", block)}
+            files |= {name: block for name in re.findall(r"\A# ([\w/]+\.py)\n", block)}
             continue
         for line in block.splitlines() if not language else ():
             command = re.split(r"\s+# ", line)[0].strip()
@@ -97,7 +103,7 @@ def steps(page: str) -> Iterator[Step]:
 
 def documented_pages() -> list[Path]:
     """README and the pages of docs/ written by hand, but scale.md: tests/docs/test_pages.py runs its commands."""
-    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in ("reference", "project")]
+    pages = sorted((ROOT / "docs").rglob("*.md"))
     return [ROOT / "README.md", *(page for page in pages if page.name != "scale.md")]
 
 
@@ -155,6 +161,7 @@ class Environment:
         faults = []
         for step in todo:
             for name, text in step.files:
+                (self.work / name).parent.mkdir(exist_ok=True)
                 (self.work / name).write_text(text)
             began = time.monotonic()
             fault = self.run(put_in_place(step.command, self.work / "runs"))
@@ -202,56 +209,70 @@ def check_commands(environment: Environment) -> list[str]:
         '"body": {"model": "demo", "prompt": "def f(n):", "max_tokens": 8}}\n'
     )
     make_unknown_family(work / "MY_FOLDER")
-    first = Step("workbench run experiments/first_light.yaml")  # others name its run
-    faults = environment.faults_of(first)
     rest = "workbench doctor", "workbench --version", PROJECT, *(
         f'python -c "{imports}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"'
-        for imports in ("import workbench.testing", "import compiled_kernels, experiments")
+        for imports in ("import workbench.testing", "import compiled_kernels, workbench, experiments")
     )  # fmt: skip
     lists = [[Step(command) for command in rest]]
     for page in documented_pages():
         found = dict.fromkeys(steps(page.read_text()))
-        lists += [[step for step in found if step != first and left_out(step.command) is None]]
+        lists += [[step for step in found if step.command != FIRST and left_out(step.command) is None]]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         lists = sorted(filter(None, lists), key=len, reverse=True)
         pages = [environment.copy(f"page{number}") for number, _ in enumerate(lists)]
-        faults += itertools.chain(*pool.map(lambda page, todo: page.faults_of(*todo), pages, lists))
-    return faults
+        return list(itertools.chain(*pool.map(lambda page, todo: page.faults_of(*todo), pages, lists)))
 
 
-def check_notebooks(environment: Environment) -> list[str]:
-    """Run some of the notebooks that the wheel brings from the first cell to the last; return what failed."""
-    course = environment.work / "course"
-    faults = environment.faults_of(Step(f"workbench init {course} --course"))
+def execution(notebook: Path) -> str:
+    """Return the command that runs a notebook from the first cell to the last, and prints the errors of its cells."""
     code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
-    lines = [
-        f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
-        for path in some([course / "notebook.ipynb", *sorted((course / "notebooks").glob("*.py"))], 3)
-    ]
+    return f'python -c "{code}; wrong = execute(Path({str(notebook)!r})); print(*wrong); sys.exit(bool(wrong))"'
+
+
+def check_core_notebooks(environment: Environment, course: Path) -> list[str]:
+    """Run one notebook without the extra `serve`, and the one that needs it; return what failed.
+
+    The core has no jupytext, which reads the course's files: they are converted here."""
+    drawn, serving = some(sorted({*course.glob("*.py")} - {course / NEEDS_SERVE}), 1), course / NEEDS_SERVE
+    for path in (*drawn, serving):
+        jupytext.write(jupytext.read(path), path.with_suffix(".ipynb"))
+    faults = environment.faults_of(*(Step(execution(path.with_suffix(".ipynb"))) for path in drawn))
+    found = environment.run(execution(serving.with_suffix(".ipynb"))) or "ran"
+    named = "inference-workbench[serve]" in found
+    return faults if named else [*faults, f"{NEEDS_SERVE} without the extra serve does not name it: {found}"]
+
+
+def check_notebooks(environment: Environment, course: Path) -> list[str]:
+    """Run some of the notebooks that the wheel brings; return what failed."""
+    lines = map(execution, some([course.parent / "notebook.ipynb", *sorted(course.glob("*.py"))], 3))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return faults + list(itertools.chain(*pool.map(lambda line: environment.faults_of(Step(line)), lines)))
+        return list(itertools.chain(*pool.map(lambda line: environment.faults_of(Step(line)), lines)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--environment", type=Path, help="an existing one; else a fresh one is made and deleted")
+    parser.add_argument("--environment", type=Path, help="an empty one; else a fresh one is made and deleted")
     parser.add_argument("--only", choices=("commands", "notebooks"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="workbench-fresh-") as folder:
         work = Path(folder) / "work"
         work.mkdir()
         began = time.monotonic()
-        wheel = build_release(Path(folder))[1]
+        sdist, wheel = build_release(Path(folder))
         environment = Environment((given.environment or Path(folder) / "venv").resolve(), work)
         if given.environment is None:
             subprocess.run([sys.executable, "-m", "venv", environment.place], check=True)
+        environment.install(str(sdist))
+        print(f"installed {sdist.name} in {time.monotonic() - began:.0f} s", flush=True)
+        faults = environment.faults_of(Step(FIRST))
         environment.install("--force-reinstall", "--no-deps", str(wheel))
-        environment.install(str(wheel))
-        print(f"installed {wheel.name} in {time.monotonic() - began:.0f} s", flush=True)
-        faults = check_commands(environment) if given.only != "notebooks" else []
+        faults += check_commands(environment) if given.only != "notebooks" else []
         if given.only != "commands":
+            course = environment.work / "course" / "notebooks"
+            faults += environment.faults_of(Step(f"workbench init {course.parent} --course"))
+            faults += check_core_notebooks(environment, course)
             environment.install(f"{wheel}[lab]")
-            faults += check_notebooks(environment)
+            faults += check_notebooks(environment, course)
     print(f"{len(faults)} failed, {time.monotonic() - began:.0f} s" if faults else "all ran")
     return 1 if faults else 0
 

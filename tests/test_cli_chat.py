@@ -12,8 +12,8 @@ import pytest
 from tests.helpers.command_line import answer, cli
 from workbench.cli import agent_output
 
-CHAT = "chat --model demo --backend eager --max-tokens 4 --temperature 0"
-AGENT = "agent a --model demo --backend eager"
+CHAT = "chat --model demo --set backend=eager --max-tokens 4 --temperature 0"
+AGENT = "agent a --model demo --set backend=eager"
 
 
 def double(x: int) -> int:
@@ -37,8 +37,8 @@ def test_colours_are_for_terminals_that_want_them(
 
 def test_each_question_has_its_answer() -> None:
     lines = cli(f"{CHAT} one 'two <|turn|>' --json --system", "S " * 30).out.splitlines()
-    first, second = map(json.loads, lines)
-    assert first["role"] == second["role"] == "assistant" and first["output_tokens"] <= 4
+    first, second = (json.loads(each)["usage"] for each in lines)
+    assert first["output_tokens"] <= 4
     known = first["prompt_tokens"] + first["output_tokens"]
     assert second["prompt_tokens"] > known > 32 and second["cached_tokens"] >= (known - 1) // 16 * 16
     assert second["computed_tokens"] == second["prompt_tokens"] - second["cached_tokens"]
@@ -46,15 +46,15 @@ def test_each_question_has_its_answer() -> None:
 
 def test_lines_of_the_input_are_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
-    assert cli(CHAT).out.count("of prompt, ") == 2
+    assert cli(CHAT).out.count(" prompt tokens, ") == 2
 
 
 def test_a_conversation_that_does_not_fit_is_refused() -> None:
-    assert "tokens, and 1,023 fit" in cli(CHAT, "x " * 5000, "--overflow", "refuse", code=2).err
+    assert "tokens, and 1,023 fit" in cli(CHAT, "x " * 5000, "--set", "schedule.overflow=refuse", code=2).err
 
 
 def test_a_tool_is_called_and_its_result_is_a_line() -> None:
-    tools = "--tool tests.test_cli_chat:double --tool-choice double --max-rounds 2 --max-tokens 40 --system"
+    tools = "--tool tests.test_cli_chat:double --set tool_choice=double --set limits.rounds=2 --max-tokens 40 --system"
     run = answer(f"{AGENT} {tools}", "one two three " * 30)
     (made,) = run["rounds"][0]["calls"]
     assert made["name"] == "double" and made["result"] == str(2 * made["arguments"]["x"])
@@ -65,8 +65,8 @@ def test_a_tool_is_called_and_its_result_is_a_line() -> None:
 
 
 def test_an_agents_rounds_are_shown() -> None:
-    tools = "--tool tests.test_cli_chat:fail --tool-choice required --max-rounds 1 --no-parallel --max-tokens 30"
-    out = cli(f"{AGENT} {tools}").out
+    settings = "--set tool_choice=required --set limits.rounds=1 --set parallel_tool_calls=false"
+    out = cli(f"{AGENT} --tool tests.test_cli_chat:fail --max-tokens 30 {settings}").out
     assert "→ fail({})\n← fail: error: no luck\n" in out and "[ended: max_rounds]" in out
     assert "[demo, round 0: " in out and "cached" in out
 
@@ -74,5 +74,6 @@ def test_an_agents_rounds_are_shown() -> None:
 def test_a_schema_and_a_thought(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"enum": ["yes", "no"]}')
-    line = answer("chat --model demo --backend eager a --thinking 3 --max-tokens 9 --schema", file)
-    assert json.loads(line["content"]) in ("yes", "no") and line["thinking_tokens"] <= 3
+    settings = "--set backend=eager --set sampling.thinking.budget_tokens=3"
+    line = answer(f"chat a --model demo {settings} --max-tokens 9 --schema", file)
+    assert json.loads(line["answer"]) in ("yes", "no") and line["usage"]["thinking_tokens"] <= 3

@@ -34,8 +34,9 @@ def test_one_claim_with_its_rule_figures_and_where(judged: tuple[str, Path]) -> 
     out = cli("claims show size", *judged).out
     for words in ("It is small", "source A", "n: 4", "At most 3: holds", "def small(found):", "where"):
         assert words in out
+    assert f"workbench claims run size --folder {judged[1]}" in out
     (trial,) = answer("claims show speed", *judged)["trials"]
-    assert trial["command"] == "workbench run experiments/speedy.yaml" and trial["verdict"] == "not run yet"
+    assert trial["command"] == f"workbench claims run speed --folder {judged[1]}" and trial["verdict"] == "not run yet"
     assert "did you mean 'size'" in refused("claims show sise", *judged)
 
 
@@ -48,7 +49,6 @@ def test_running_one_measures_it(place: tuple[str, Path], tmp_path: Path, monkey
 
 
 def test_the_picture_is_drawn_from_the_record(place: tuple[str, Path], tmp_path: Path) -> None:
-    pytest.importorskip("vl_convert", reason="pip install 'inference-workbench[plots]'")
     show, file = "claims show speed --picture", tmp_path / "speed.svg"
     assert "has no record of a run, so no picture" in refused(show, file, *place)
     made.record(tmp_path, 0.5)

@@ -83,9 +83,7 @@ def test_check_as_json_is_one_list(checked: list[CheckResult]) -> None:
     cli("kernels check --json", code=1)
 
 
-def test_check_counts_and_lists_gaps_and_failures(
-    checked: list[CheckResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_counts_and_lists_gaps_and_failures(checked: list[CheckResult], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.progress.LINE_INTERVAL_SECONDS", 0.0)  # short work leaves no line otherwise
     ran = cli("kernels check")
     assert "gap rotary on mlir, 2 cases: not [yet]" in ran.text and "1 ok, 2 gap, 0 failed" in ran.out
@@ -121,7 +119,7 @@ def test_bench_tells_shares_and_ratios(tmp_path: Path) -> None:
     assert rows["mlir"]["status"] == "not timed" and rows["mlir"]["reason"] == "not here"
     assert record["threads"] == 1 and record["environment"]["packages"]["torch"]
     printed = cli(f"{asked} --backend inductor").text
-    assert "inductor 2.0 1.0 to 3.0" in printed and "eager" not in printed.split("x eager")[1]
+    assert "inductor 2 µs 1 µs to 3 µs" in printed and "eager" not in printed.split("x eager")[1]
 
 
 @pytest.mark.usefixtures("timed")
@@ -135,7 +133,7 @@ def test_a_product_of_many_rows_is_held_to_the_gemm_rate() -> None:
 def test_show_lists_stages_and_prints_one() -> None:
     asked = "kernels show rms_norm --backend eager"
     printed = cli(asked).text
-    assert "source" in printed and "measured 4.0 us" in printed and "at the least 4,608 bytes" in printed
+    assert "source" in printed and "measured 4 µs" in printed and "at the least 4,608 bytes" in printed
     found = answer(f"{asked} --case '3x70 bfloat16'")
     assert found["case"] == "3x70 bfloat16" and found["stages"][0]["stage"] == "source" and len(found["artifact"]) == 64
     ran = cli(f"{asked} --stage source")
@@ -166,7 +164,7 @@ def test_ahead_names_what_is_portable() -> None:
 @needs_mlir
 @pytest.mark.parametrize("weights", ["auto", "int8"])
 def test_show_the_decode_step(weights: str) -> None:
-    asked = f"kernels show decode_step --backend mlir --model shape:tiny --weights {weights} --rows 2"
+    asked = f"kernels show decode_step --backend mlir --model shape:tiny --set model.weights={weights} --rows 2"
     found = answer(asked)
     assert [each["stage"] for each in found["stages"]][:2] == ["vector", "llvm"]
     assert found["artifact"] in cli(asked).text
@@ -188,12 +186,11 @@ def test_bench_really_times() -> None:
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize("format", ["table", "md", "csv", "json"])
 def test_a_model_is_benched_in_every_format(format: str, tmp_path: Path) -> None:
-    small = "--prompt 16 --generate 2 --batch 1 --depth 0 --repetitions 1 --no-memory"
-    asked = f"bench --model shape:tiny --backend eager {small}"
+    small = "--set workload.prompt_tokens=16 --set workload.output_tokens=2 --set measure.rounds=1 --no-memory"
+    asked = f"bench shape:tiny --set backend=eager --batch 1 --depth 0 {small}"
     ran = cli(f"{asked} --format {format} --out", tmp_path)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("bench-tiny-") and str(file) in ran.err
     assert "prefill 16" in ran.out and "decode 2" in ran.out
     if format == "json":
         assert ran.json == json.loads(file.read_text())
-        assert answer(asked)["rows"]

@@ -98,11 +98,11 @@ def text_of(snapshot: ServerSnapshot, count: int = 10) -> str:
 
 def test_every_figure_is_shown() -> None:
     text = text_of(SNAPSHOT)
-    assert "demo-chat  http://here  up 1:02:05" in text
+    assert "demo-chat  http://here  up 1:02 h" in text
     assert "waiting 1  prefill 0  decode 1  finished 1,234  cancelled 0  failed 0" in text
     assert "40.2 tokens/s" in text and "12.5 tokens/s" in text and "█ to 59" in text
     assert "p50 10 ms, p90 20 ms, p99 500 ms" in text and "p50 3 ms" in text
-    assert "3 used, 4 idle, 5 free" in text and "25%" in text and "50 of 200 prompt tokens found" in text
+    assert "3 used, 4 idle, 5 free" in text and "25%" in text and "50 of 200 prompt tokens from the cache" in text
     assert "60 tokens" in text and "12 s" in text and "0.5" in text
 
 
@@ -137,12 +137,12 @@ def test_once_prints_it_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, b"{}", "refuses to show this (401); give a key with the scope admin: --key"),
-        (403, b"{}", "refuses to show this (403)"),
-        (404, b"", "has no /v1/server: it is no server of the workbench"),
+        (401, b"{}", "refuses access (401); give a key with the scope admin: --key"),
+        (403, b"{}", "refuses access (403)"),
+        (404, b"", "has no /v1/server: it is not a workbench server"),
         (503, b"", "/v1/server answers 503 Service Unavailable"),
         (302, b"", "/v1/server answers 302 Found"),
-        (200, b"<html>", "answers without JSON: it is no server of the workbench"),
+        (200, b"<html>", "does not answer with JSON: it is not a workbench server"),
         (200, b"[]", "is no snapshot of a server"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_server_of_the_workbench_shows_its_work_to_administrators() -> None:
                 call_id = json.loads(response.read())["id"]
         shown = ServerSnapshot.from_dict(answer("top --key one", server.url))
         for key, code in (("two", 403), ("three", 401)):
-            assert f"refuses to show this ({code}); give another key" in refused(f"top --key {key}", server.url)
+            assert f"refuses access ({code}); give another key" in refused(f"top --key {key}", server.url)
     assert shown.model == "demo-chat" and shown.requests == {**dict.fromkeys(STATES, 0), "finished": 2}
     assert shown.recent[-1].id == call_id and shown.recent[-1].output_tokens == 4
     assert (shown.prompt_tokens, shown.cached_tokens) == (80, 32) and shown.meters == SNAPSHOT.meters
@@ -233,7 +233,8 @@ def test_what_is_used_up_is_red(used: float, limit: float | None, is_red: bool) 
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.0, "now"), (-1.0, "now"), (0.5, "500 ms"), (59.0, "59 s"), (60.0, "0:01:00"), (None, "–")]
+    ("seconds", "words"),
+    [(0.0, "now"), (-1.0, "now"), (0.5, "500 ms"), (59.0, "59 s"), (60.0, "1:00 min"), (None, "–")],
 )
 def test_a_limit_is_free_again_in_so_long(seconds: float | None, words: str) -> None:
     shown = text_of(replace(SNAPSHOT, meters=(Meter("m", 1, 2, "units", seconds),)))

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import workbench
-from workbench import parts, testing
+from workbench import parts, runs, testing, widgets
 from workbench.engine.runner import Runner
 from workbench.experiment import experiment
 from workbench.experiment import settings as sweep_part
@@ -33,17 +33,51 @@ assert not heavy, heavy
 runner = workbench.load("demo", backend="eager")
 assert list(runner.stream("x", max_tokens=1))
 from workbench.cli import main
-assert main(["generate", "x", "--max-tokens", "1", "--backend", "eager"]) == 0
+assert main(["generate", "x", "--max-tokens", "1", "--set", "backend=eager"]) == 0
 optional = sorted({set(OPTIONAL)!r} & set(sys.modules))
 assert not optional, optional
 workbench.load("demo", backend="inductor")
 assert "torch._dynamo" not in sys.modules  # a compiler is imported by the first step that it compiles
 """
 
+SERVER_PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "orjson", "prometheus_client", "redis")
+WITHOUT_SERVER = f"""
+import json, pathlib, sys
+sys.modules |= dict.fromkeys({SERVER_PACKAGES})  # importing one raises ModuleNotFoundError
+import workbench
+from workbench import WorkbenchError, parts, testing, widgets
+from workbench.cli import main
+for package in (parts, testing, widgets):
+    assert [getattr(package, name) for name in dir(package)]
+def refused(use):
+    try:
+        use()
+    except WorkbenchError as error:
+        return str(error).endswith("pip install 'inference-workbench[serve]'")
+assert [name for name in workbench.__all__ if refused(lambda: getattr(workbench, name))] == ["Gateway"]
+assert refused(lambda: workbench.serve("demo"))
+assert main(["generate", "x", "--max-tokens", "1", "--model", "demo", "--set", "backend=eager"]) == 0
+line = '{{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {{"prompt": "x", "max_tokens": 1}}}}'
+other = line.replace("completions", "responses").replace("prompt", "input")
+other = other.replace("max_", "max_output_").replace('"1"', '"2"')
+pathlib.Path("in.jsonl").write_text(line + chr(10) + other)
+assert main(["batch", "in.jsonl", "out.jsonl", "--set", "backend=eager"]) == 0
+answers = map(json.loads, pathlib.Path("out.jsonl").read_text().splitlines())
+assert [each["response"]["status_code"] for each in answers] == [200, 200]
+assert main(["serve", "demo"]) != 0
+"""
+
 
 def test_nothing_is_imported_before_it_is_used() -> None:
     done = subprocess.run([sys.executable, "-c", WATCHED], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_everything_but_a_server_works_without_the_extra_serve(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", WITHOUT_SERVER]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "is not installed; pip install 'inference-workbench[serve]'" in done.stderr
 
 
 def test_the_example_is_six_lines_that_run() -> None:
@@ -55,7 +89,7 @@ def test_the_example_is_six_lines_that_run() -> None:
     assert result.attempted == 5 and result.failed == 0
 
 
-@pytest.mark.parametrize("package", [workbench, parts], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [workbench, parts, runs, testing, widgets], ids=lambda package: package.__name__)
 def test_a_package_offers_its_names_and_no_other(package: ModuleType) -> None:
     assert set(package.__all__) == set(dir(package)) and all(hasattr(package, name) for name in package.__all__)
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'laod'"):

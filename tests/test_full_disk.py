@@ -84,7 +84,7 @@ def ends(text: bytes) -> list[int]:
 def test_a_device_is_no_file_of_answers(tmp_path: Path) -> None:
     """Read as one, it never ends."""
     refuses(
-        "/dev/full: is no file that keeps what is written",
+        "/dev/full: is not a regular file",
         lambda: run_lines(written(LINES, tmp_path / "in.jsonl"), Path("/dev/full")),
     )
 

@@ -13,19 +13,16 @@ import pytest
 
 from tests.helpers.hostile_texts import HOSTILE_JSON, HOSTILE_YAML
 from tests.helpers.refusals import refuses
-from tests.offline.batches import model
 from tests.runs.folders import environment, write
 from workbench.claims.ledger import read_ledger
 from workbench.claims.stored_record import stored_records
 from workbench.cli.quality import parse_variant
-from workbench.cli.shared import parse_settings
 from workbench.economics.prices import load_prices
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.model.formats.safetensors_files import read_header
 from workbench.model.hf.fields import read_object
 from workbench.offline.output_file import OutputFile
-from workbench.offline.requests import parse_line
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.reports.sweep_report import read_sweep
@@ -33,11 +30,12 @@ from workbench.runs.compared_run import find_compared_runs
 from workbench.runs.condition import MANIFEST, check_folder
 from workbench.runs.record import Record
 from workbench.runs.runs import open_runs
+from workbench.serve.batches.lines import read_json_line
 from workbench.simulate.trace_files import read_trace
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.point import PointResult, SweepPoint
 from workbench.sweep.settings import parse_executor
-from workbench.widgets.roofline.data import points_of
+from workbench.widgets.model_graph.roofline import points_of
 
 
 def raw(text: str | bytes) -> bytes:
@@ -95,7 +93,6 @@ YAML: dict[str, Callable[[Path, bytes], Any]] = {
     "a price table": file(load_prices),
     "a sweep": file(SweepFolder.read, "sweep.yaml"),
     "a sweep to report": file(read_sweep, "sweep.yaml"),
-    "--speculate": said(lambda text: parse_settings("--speculate", text)),
     "--executor": said(parse_executor),
     "a variant": said(lambda text: parse_variant("a: cache=" + "'" + text.replace("'", '"').replace("\\", "") + "'")),
     "a run's experiment": of_run("experiment.yaml", lambda path: Record.open(path)._display_table()),
@@ -105,7 +102,7 @@ JSON: dict[str, Callable[[Path, bytes], Any]] = {
     "weights": header,
     "a chat template": file(ChatTemplate.from_folder, "tokenizer_config.json"),
     "a tokenizer": file(Tokenizer.from_file),
-    "a line of a batch": lambda folder, text: parse_line(b" ".join(text.splitlines()), 1, model()),
+    "a line of a batch": lambda folder, text: read_json_line(b" ".join(text.splitlines())),
     "answers of a batch": answers,
     "a trace": trace,
     "a ledger": file(read_ledger),
@@ -121,7 +118,7 @@ TEXTS = {"yaml": [text for found in HOSTILE_YAML.values() for text in found if l
          "json": [text for found in HOSTILE_JSON.values() for text in found if len(text) < 10**6]}  # fmt: skip
 TWICE = (*HOSTILE_YAML["is given twice"], *HOSTILE_JSON["is given twice"])  # no run folder is written by hand
 PLACES = [*(("yaml", name) for name in YAML), *(("json", name) for name in JSON)]
-READ_ANYHOW = {"--speculate", "--executor", "a variant", "a run's experiment"}  # of some a text is made
+READ_ANYHOW = {"--executor", "a variant", "a run's experiment"}  # of some a text is made
 
 
 @pytest.mark.parametrize(("kind", "name"), PLACES)

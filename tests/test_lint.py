@@ -20,7 +20,7 @@ from tools.planted_bugs import BUGS, PlantedBug
 RECORD, SHOWN = "first_light-20261121-102004", "first_light-20261129-030931"
 LONG = "x" * 121
 FIRST_RUN, ENTRY = ((ROOT / path).read_text() for path in ("docs/first_run.md", "experiments/zoo/top_a.yaml"))
-SCALE = "\n\n```\n$ workbench memory demo \\\n    --batch 140\n23.4 and 1,140\n```\n"
+SCALE = "\n\n```\n$ workbench model memory demo \\\n    --batch 140\n23.4 and 1,140\n```\n"
 DOCUMENTED = """
 def f(a, b, *c):
     '''Do it.
@@ -187,7 +187,6 @@ PLANTED: dict[str, tuple[str, dict[str, str | None]]] = {
             "Families are read": "no number of families",
         },
     ),
-    "reference": ("docs/reference/python.md", {"# The front door": "1: not as the code has it"}),
     "records": (
         "experiments/records/a-20260101-000000.json",
         {

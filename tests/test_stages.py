@@ -9,7 +9,7 @@ import pytest
 
 from workbench import progress
 from workbench.experiment.experiment import Experiment
-from workbench.measure import chart as pareto
+from workbench.figures.figure import Figure
 from workbench.measure import compare_variants as comparison
 from workbench.measure.compare_variants import run_comparison
 from workbench.progress import Progress, ProgressStage, StageCounter, progress_stages
@@ -61,7 +61,7 @@ def test_as_many_stages_are_reported_as_were_counted(
         counted.append(self)
 
     monkeypatch.setattr(StageCounter, "__init__", noted)
-    monkeypatch.setattr(pareto, "plotting_problem", lambda: "not now")
+    monkeypatch.setattr(Figure, "render", lambda *_: b"")
     monkeypatch.setattr(comparison, "environment", dict)
     whole = f"""
 question: a?

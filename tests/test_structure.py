@@ -6,6 +6,7 @@ Guards of words, docstrings, pages and figures are `python -m tools.lint` (`make
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -31,9 +32,9 @@ UNREAD = "F401,F841,B007,ARG001,ARG002,ARG003,ARG004"  # ruff's rules: imports, 
 NAMED = r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?:: .*)? = |self\.(\w+)(?:: .*)? = "
 # Of names that stand once: parts of names made at run time, what other libraries call, and what users and tests call.
 CALLED = (
-    r"_?of_\w+|_\w+_|handle_\w+|redirect_request|writelines|is_node_supported|_template_name_default|test_it_\w+|borrowed_by|logit_lens|"
-    r"is_prime|factorial|greatest_common_divisor|break_even_tokens_per_s|claim_errors|get_or_compute|num_on|pages_lent|"
-    r"int8_reference|markup_errors|output_input_cost_ratio|parse_calls|poisson_hit_rate"
+    r"_?of_\w+|_\w+_|handle_\w+|redirect_request|format_help|writelines|is_node_supported|_template_name_default|"
+    r"test_it_\w+|borrowed_by|logit_lens|is_prime|factorial|greatest_common_divisor|break_even_tokens_per_s|"
+    r"claim_errors|get_or_compute|num_on|pages_lent|int8_reference|markup_errors|output_input_cost_ratio|parse_calls|poisson_hit_rate"
 )
 ALLOWED = ("`submodules`", "`draft`")  # a parameter of another library's; sampling, which is being rebuilt
 
@@ -41,8 +42,9 @@ ALLOWED = ("`submodules`", "`draft`")  # a parameter of another library's; sampl
 FLOORS = [
     line.split()
     for line in """
-workbench.errors workbench.files workbench.interrupts workbench.pixels workbench.progress workbench.ray_start \
-workbench.settings workbench.stop_button workbench.waiting workbench.display workbench.svg
+workbench.errors workbench.files workbench.interrupts workbench.own_folder workbench.pixels workbench.progress \
+workbench.ray_start workbench.settings workbench.stop_button workbench.units workbench.waiting workbench.display \
+workbench.svg workbench.figures workbench.lazy
 compiled_kernels
 workbench.batch workbench.models workbench.request workbench.response_format workbench.trace workbench.custom
 workbench.kv_cache
@@ -59,8 +61,8 @@ workbench.simulate
 workbench.engine
 workbench.cluster
 workbench.agents
-workbench.offline
 workbench.serve
+workbench.offline
 workbench.experiment
 workbench.machine
 workbench.memory
@@ -85,7 +87,7 @@ workbench.cli
 FRONT = ("workbench", "workbench.__main__")  # the front door names what it offers
 INTEGERS = "accounting budget cpu_pages manager pages pins prefix radix_tree"  # of kv_cache: ownership
 FREE_OF_TORCH = [
-    *(f"workbench.{name}" for name in ("files", "pixels", "request", "response_format", "display")),
+    *(f"workbench.{name}" for name in ("files", "pixels", "request", "response_format", "display", "units")),
     *(f"workbench.kv_cache.{name}" for name in INTEGERS.split()),
     "workbench.cluster.apart.lending",
     *(f"workbench.{room}" for room in ("trace", "scheduler", "economics", "simulate", "models")),
@@ -135,8 +137,8 @@ def test_a_public_class_name_stands_once() -> None:
 
 
 def test_no_caller_asks_for_the_class_of_a_program() -> None:
-    """A caller asks the program, or the table that holds it (`StepRunner`); the class of a user's is checked."""
-    asks = re.compile(r"isinstance\([^()]*(core\.executor|Program|StepRunner)\b")
+    """Nor of a workload. A caller asks the program or the table that holds it; the class of a user's is checked."""
+    asks = re.compile(r"isinstance\([^()]*(core\.executor|Program|StepRunner|Workload)\b")
     assert [module for module, path in LIBRARY.items() if asks.search(path.read_text())] == [
         "workbench.executors.programs.custom"
     ]
@@ -181,6 +183,17 @@ def unread(root: Path) -> list[str]:
         has_role = any(methods[name] > 1 or values[name] for name in function) and function != ["__init__"]
         found += [] if has_role else [f"{each['filename']}: {each['message']}"]
     return found
+
+
+def formats_percent(source: str) -> bool:
+    """Return whether an f-string formats a percent."""
+    specs = (each.format_spec for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FormattedValue))
+    return any("%'" in ast.unparse(spec) for spec in specs if spec)
+
+
+def test_percents_are_formatted_by_units_alone() -> None:
+    assert [module for module, path in LIBRARY.items() if formats_percent(path.read_text(encoding="utf-8"))] == []
+    assert [formats_percent(each) for each in ("f'{x:.1%}'", "f'{x:{n}%}'", "f'{x:%Y}'")] == [True, True, False]
 
 
 def test_what_is_named_is_read() -> None:

@@ -1,1 +1,1 @@
-"""Maintenance commands for a checkout, which are not installed."""
+"""Maintain a checkout: commands that are not installed with the package."""

@@ -1,16 +1,13 @@
-"""Write what the notebooks say of themselves into docs/course.md (the table of questions), README.md (the titles), the
-start page (its list) and the foot of every notebook (the one before and the next).
+"""Write the notebooks' own descriptions into the pages that list them: docs/course.md (a table of questions), README.md
+(the titles), the start page (a list), and the foot of every notebook (links to its neighbours).
 
-    .venv/bin/python -m tools.course           # writes them
-    .venv/bin/python -m tools.course --check   # says which is not as the notebooks have it
+    .venv/bin/python -m tools.course
 
 tests/lab/test_course.py holds all to the notebooks.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from pathlib import Path
 
@@ -23,7 +20,7 @@ COLUMNS = 118
 
 
 def pages() -> dict[Path, str]:
-    """Return the text of each page as the notebooks have it now."""
+    """Return the new text of every page, by path, with the parts that are written from the notebooks."""
     course = read_course(ROOT / "notebooks")
     titles = textwrap.fill(f"Its notebooks: {titles_list(course)}.", COLUMNS, break_on_hyphens=False)
     blocks = {ROOT / "docs" / "course.md": questions_table(course), ROOT / "README.md": f"{titles}\n"}
@@ -50,17 +47,10 @@ def _with_foot(notebook: str, made: str) -> str:
     return f"{notebook.partition(FOOT)[0].rstrip()}\n\n{FOOT}{textwrap.indent(made, '# ')}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
-    stale = [(page, text) for page, text in pages().items() if page.read_text(encoding="utf-8") != text]
-    for page, text in stale:
-        print(f"{page.relative_to(ROOT)} {'is not as the notebooks have it' if check else 'is written'}")
-        if not check:
-            page.write_text(text, encoding="utf-8")
-    return 1 if check and stale else 0
+def main() -> None:
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -89,14 +89,14 @@ REDRAW = """async root => {
 
 
 def import_s() -> float:
-    """Return import seconds beyond torch, in fresh processes."""
+    """Return the seconds of importing the widgets beyond torch, the median over fresh processes."""
     command = [sys.executable, "-c", IMPORTS]
     found = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(ROUNDS))
     return median(map(float, found))
 
 
 def first_token_s(lab: LabSession) -> list[float]:
-    """Return seconds of each press after the first, which warms up."""
+    """Return the seconds from each press on Run to its first token; a first press as a warm-up is left out."""
     page = lab.open(lab.write("press.py", PLAYGROUND))
     page.run_all()
     root = page.widget("wb-playground").first
@@ -108,7 +108,7 @@ def first_token_s(lab: LabSession) -> list[float]:
 
 
 def notebook_bytes(lab: LabSession, tokens: int = 2000) -> int:
-    """Return the saved size of a notebook with a playground that has generated `tokens` tokens.
+    """Return the saved size in bytes of a notebook with a playground that has generated `tokens` tokens.
 
     Two samples generate them, as the demo model's context holds 1,024.
     """
@@ -131,7 +131,8 @@ def _set(page: NotebookPage, tokens: int) -> None:
 
 
 def redraws(lab: LabSession) -> dict[str, Any]:
-    """Return milliseconds of kernel and browser for one redraw each, and the markup's length."""
+    """Return the milliseconds of one redraw in the kernel and in the browser, and the length of the markup, for each
+    widget."""
     page = lab.open(lab.write("pages.py", PAGES))
     page.run_all()
     page.evaluate("setattr(pages, 'step', pages.snapshots[len(pages.snapshots) // 2].step)")

@@ -27,7 +27,8 @@ BUSY = 0.1  # of the processor taken by others: such a record is not for the fro
 
 
 def block(record: dict[str, Any], name: str) -> str:
-    """Return the text between the page's marks: where the record was made, when, how long it took, what it printed."""
+    """Return the text between the page's marks: the record's machine and date, the seconds that the demo took, and what
+    it printed."""
     where, demo = record["environment"], record["demo"]
     others = record["summary"]["others_cpu_share"] or 0.0
     beside = f", beside other processes that took {others:.0%} of the processor" if others > BUSY else ""
@@ -40,7 +41,7 @@ def block(record: dict[str, Any], name: str) -> str:
 
 
 def with_block(page: str, made: str) -> str:
-    """Return the page with `made` between its marks."""
+    """Return the page with `made` as the text between its marks."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}{made}{END}{rest.split(END)[1]}"
 
@@ -51,7 +52,7 @@ def block_of(page: str) -> str:
 
 
 def measured() -> tuple[dict[str, Any], str]:
-    """Run the demo cold and warm; the record of the warm run, and the name of its file."""
+    """Run the demo cold and then warm; return the record of the warm run, and the name of its file."""
     with tempfile.TemporaryDirectory(prefix="workbench-readme-") as folder:
         place = Path(folder)
         (place / "experiments").symlink_to(ROOT / "experiments")

@@ -1,7 +1,7 @@
-"""Put what its commands print into docs/scale.md: python -m tools.scale_page
+"""Write the output of its commands into docs/scale.md: `python -m tools.scale_page`.
 
-A block of the page begins with `$ workbench ...`; a line that ends with a backslash goes on. What follows the command
-is what it printed, without the line of the time that it took. tests/docs/test_pages.py runs the same.
+A block of the page begins with `$ workbench ...`; a command continues on the next line after a backslash. What follows
+the command is what it printed, without the line of the time that it took. tests/docs/test_pages.py runs the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMED = re.compile(r"^.* simulated seconds in .* s\n", re.M)
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """Return the page's commands, each with what the page says that it prints."""
+    """Return the page's commands, each with the output that the page shows."""
     return [(command.replace("\\\n", ""), printed) for command, printed in BLOCK.findall(page)]
 
 
@@ -36,7 +36,7 @@ def printed_by(command: str) -> str:
 
 
 def filled(page: str) -> str:
-    """Return the page with what its commands print now."""
+    """Return the page with the present output of each command."""
     return BLOCK.sub(lambda m: f"```\n$ {m[1]}\n{printed_by(m[1].replace(chr(92) + chr(10), ''))}```", page)
 
 

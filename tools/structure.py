@@ -1,16 +1,12 @@
-"""Measure the shape of the source: files, lines, import circles, duplicated class names, a step's files.
+"""Read the structure of the source: modules, imports and import circles, duplicated class names, and the files that a
+run enters.
 
-    .venv/bin/python -m tools.structure             # a table
-    .venv/bin/python -m tools.structure --json
-
-tests/test_structure.py holds the library to what these functions find.
+tests/test_structure.py checks the library by what these functions return.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import re
 import sys
 from collections import defaultdict
@@ -21,13 +17,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("workbench", "compiled_kernels")
-SMALL = 40  # lines; a smaller file that is not a package's front needs a reason
-LARGE = 350  # lines; about what one concept takes
 HOT = ("EngineCore", "RequestTracker", "Runner")  # of the engine: entered in every step
 
 
 def modules(root: Path = ROOT, packages: Iterable[str] = PACKAGES) -> dict[str, Path]:
-    """Return the library's files by module name, or those of other packages."""
+    """Return the files of the library's packages (or of `packages`) by module name."""
     found = {}
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
@@ -37,7 +31,8 @@ def modules(root: Path = ROOT, packages: Iterable[str] = PACKAGES) -> dict[str, 
 
 
 class Names(NamedTuple):
-    """Hold what a file imports (at its top, inside functions, for type checkers), and the names that it defines."""
+    """The imports of a file (at its top, inside functions, for type checkers), its class names, and all names that it
+    defines."""
 
     imports: list[ast.Import | ast.ImportFrom]
     classes: list[str]
@@ -46,7 +41,7 @@ class Names(NamedTuple):
 
 @cache
 def names_of(path: Path) -> Names:
-    """Return the names of a file, which is parsed once."""
+    """Return the imports and names of a file, which is parsed only once."""
     found = Names([], [], set())
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -75,7 +70,7 @@ def imports(files: dict[str, Path]) -> dict[str, set[str]]:
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return the dotted names that a file imports from anywhere, with what is taken from a module."""
+    """Return the dotted names that a file imports, including each name that is taken from a module."""
     found: set[str] = set()
     for node in names_of(path).imports:
         if isinstance(node, ast.Import):
@@ -86,7 +81,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the groups of modules that import one another, directly or through others (Tarjan, 1972)."""
+    """Return the groups of modules that import one another, directly or through other modules (Tarjan, 1972)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -123,7 +118,8 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def imports_from_elsewhere(files: dict[str, Path]) -> list[str]:
-    """Return imports of a name from a file that only imports it itself; a package's front may."""
+    """Return the imports of a name from a file that does not define it but only imports it; imports from a package's
+    `__init__.py` are allowed."""
     return [
         f"{name}:{node.lineno}: {node.module} has {alias.name} from elsewhere"
         for name, path in files.items()
@@ -135,7 +131,8 @@ def imports_from_elsewhere(files: dict[str, Path]) -> list[str]:
 
 
 def declared_fields(files: dict[str, Path]) -> dict[tuple[str, str, str], set[str]]:
-    """Return the classes that declare a field of each name, type and default; limits of numbers are no types."""
+    """Return the classes that declare a field, by the field's name, type and default; types that differ only in numeric
+    limits count as equal."""
     where: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for path in files.values():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -148,7 +145,7 @@ def declared_fields(files: dict[str, Path]) -> dict[tuple[str, str, str], set[st
 
 
 def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
-    """Return public class names that occur more than once, with their modules."""
+    """Return the public class names that occur more than once, with the modules that define them."""
     where: dict[str, list[str]] = defaultdict(list)
     for name, path in files.items():
         for each in names_of(path).classes:
@@ -158,15 +155,15 @@ def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:
 
 
 class Class(NamedTuple):
-    """Hold the names of a class's own methods and of its bases."""
+    """The names of a class's own methods, and the names of its base classes."""
 
     methods: set[str]
     bases: list[str]
 
 
 def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
-    """Return the number of each class's methods: its own, those inherited from ours, and of the engine's hot classes
-    the functions that take one first."""
+    """Return the number of methods of each class: its own and those inherited within the library. For the engine's hot
+    classes, functions that take an instance as first argument count too."""
     classes: dict[str, Class] = {}
     functions: dict[str, set[str]] = defaultdict(set)
     for module, path in files.items():
@@ -190,8 +187,7 @@ def methods_of_classes(files: dict[str, Path]) -> dict[str, int]:
 
 
 def entered(run: Callable[[], object]) -> dict[str, str]:
-    """Return the library's files that a call runs through, in the order in which they are entered, and the first
-    function of each."""
+    """Return the library's files that a call enters, in order, each with the first function entered in it."""
     found: dict[str, str] = {}
 
     def trace(frame, event, argument):
@@ -205,50 +201,3 @@ def entered(run: Callable[[], object]) -> dict[str, str]:
     finally:
         sys.settrace(None)
     return found
-
-
-def files_of_a_step() -> dict[str, str]:
-    """Return the library's files that one decode step of the demo model runs through (eager backend, second step)."""
-    import workbench
-
-    runner = workbench.load("demo", backend="eager")
-    events = runner.stream("def fib(n):", max_tokens=4)
-    next(event for event in events if event.kind == "decoded")
-    return entered(lambda: next(event for event in events if event.kind == "decoded"))
-
-
-def measured() -> dict[str, int]:
-    """Return the figures of the table, by name."""
-    files = modules()
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in files.items()}
-    groups = circles(imports(files))
-    return {
-        "files": len(files),
-        "lines": sum(lines.values()),
-        "files under 40 lines": sum(
-            count < SMALL and files[name].name != "__init__.py" for name, count in lines.items()
-        ),
-        "files over 350 lines": sum(count > LARGE for count in lines.values()),
-        "import circles": len(groups),
-        "files in the largest circle": max(map(len, groups), default=0),
-        "duplicated class names": len(duplicated_classes(files)),
-        "files in a decode step": len(files_of_a_step()),
-    }
-
-
-def listed(items: Iterable[str]) -> str:
-    """Return items as lines of a message."""
-    return "\n".join(items)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
-    figures = measured()
-    print(json.dumps(figures) if as_json else listed(f"{value:>8,}  {name}" for name, value in figures.items()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

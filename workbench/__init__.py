@@ -8,13 +8,16 @@
     >>> print(prompt + text)  # doctest: +ELLIPSIS
     def fib(n):...
 
-A question is an `Experiment`; `run` answers it, `run_sweep` at many points, and `open_runs`, `compare` and `reproduce`
-read what they left. Cells of a notebook need this package, and `from workbench import widgets`.
+An `Experiment` describes a question; `run` answers it, and `run_sweep` answers it at many points. `open_runs`,
+`compare` and `reproduce` read the stored results. A notebook needs this package, and `from workbench import widgets`.
 """
 
-import typing as _typing  # private, like every name here that is not public
+import workbench.own_folder as _own_folder  # makes `experiments` importable
+from workbench.lazy import attach
 
-if _typing.TYPE_CHECKING:
+# ruff: noqa: F401
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     from compiled_kernels.masks import Causal, SlidingWindow
     from workbench import testing, widgets
     from workbench.agents import demo_tools
@@ -54,74 +57,5 @@ if _typing.TYPE_CHECKING:
     from workbench.trace.recorder import Recorder
     from workbench.zoo.zoo import open_zoo
 
-__version__ = "1.0.0"  # pyproject.toml reads it; tools/lint/release.py holds CITATION.cff and CHANGELOG.md to it
-__all__ = [
-    "Agent", "Causal", "Cluster", "Conversation", "EngineConfig", "Experiment", "ForcedText", "Gateway", "History",
-    "PrefillDecodePools", "Record", "Recorder", "ReferenceLogits", "Request", "Runner", "SamplingParameters",
-    "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "agent", "beam_search", "break_even_context",
-    "compare", "compare_memory", "default_model", "demo_tools", "draw_mask", "entropy_bits", "fleet_for", "load",
-    "measure_divergence", "named_shape", "open_runs", "open_zoo", "register", "reproduce", "run", "run_sweep",
-    "runner_for", "serve", "summarize", "testing", "trace_filters", "trace_grammar", "widgets",
-]  # fmt: skip
-
-_HOMES = {
-    "Agent": "workbench.agents.agent",
-    "agent": "workbench.agents.agent",
-    "beam_search": "workbench.engine.beam_search",
-    "break_even_context": "workbench.memory.capacity",
-    "Causal": "compiled_kernels.masks",
-    "Cluster": "workbench.cluster.cluster",
-    "compare": "workbench.runs.comparison",
-    "compare_memory": "workbench.memory.measured",
-    "Conversation": "workbench.prompt.conversation",
-    "demo_tools": "workbench.agents.demo_tools",
-    "draw_mask": "workbench.inspect.mask_picture",
-    "EngineConfig": "workbench.engine.config",
-    "entropy_bits": "workbench.sampling.filter_trace",
-    "Experiment": "workbench.experiment.experiment",
-    "fleet_for": "workbench.measure.simulated",
-    "ForcedText": "workbench.measure.quality.teacher_forcing",
-    "Gateway": "workbench.gateway.gate",
-    "History": "workbench.sampling.filters",
-    "load": "workbench.engine.load",
-    "measure_divergence": "workbench.measure.quality.teacher_forcing",
-    "default_model": "workbench.models.store",
-    "named_shape": "workbench.model.shapes",
-    "open_runs": "workbench.runs.runs",
-    "open_zoo": "workbench.zoo.zoo",
-    "PrefillDecodePools": "workbench.cluster.pools",
-    "Record": "workbench.runs.record",
-    "Recorder": "workbench.trace.recorder",
-    "ReferenceLogits": "workbench.measure.quality.teacher_forcing",
-    "register": "workbench.custom",
-    "reproduce": "workbench.reports.reproduce",
-    "Request": "workbench.request",
-    "run": "workbench.measure.run",
-    "run_sweep": "workbench.sweep.run",
-    "Runner": "workbench.engine.runner",
-    "runner_for": "workbench.experiment.build",
-    "SamplingParameters": "workbench.request",
-    "serve": "workbench.serve",
-    "SlidingWindow": "compiled_kernels.masks",
-    "StepCostModel": "workbench.model.cost",
-    "summarize": "workbench.runs.metrics",
-    "testing": "workbench.testing",
-    "trace_filters": "workbench.sampling.filter_trace",
-    "trace_grammar": "workbench.constrained.grammar_trace",
-    "widgets": "workbench.widgets",
-    "WorkbenchError": "workbench.errors",
-}
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-def __getattr__(name: str) -> object:
-    """Names are fetched when first used: `import workbench` alone loads no torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    import importlib
-
-    home = importlib.import_module(_HOMES[name])
-    return home if home.__name__.endswith(f".{name}") and not hasattr(home, name) else getattr(home, name)
+__version__ = "2.0.0"  # pyproject.toml reads it; tools/lint/release.py holds CITATION.cff and CHANGELOG.md to it
+__getattr__, __dir__ = attach(__name__)

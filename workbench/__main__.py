@@ -1,4 +1,4 @@
-"""`python -m workbench` is the command line `workbench`; of processes that torchrun started, the first one is."""
+"""Run the command line `workbench` as `python -m workbench`; under torchrun only in rank 0."""
 
 from __future__ import annotations
 

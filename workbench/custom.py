@@ -8,8 +8,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -20,13 +21,14 @@ from workbench.request import CustomPart
 
 Found = TypeVar("Found")
 _registered: dict[str, Any] = {}
+NOT_OWN = {"workbench", "compiled_kernels", *sys.stdlib_module_names}  # no module of the user's
 
 
 def register(name: str) -> Callable[[Found], Found]:
-    """Return a decorator that registers a component as `name`, to use wherever an import path may be.
+    """Return a decorator that registers a component as `name`, which can be used in place of an import path.
 
-    The name is known as long as the process runs; registered again, it means the newer object (a notebook's cell run
-    twice).
+    The name is known for the life of the process; registering it again replaces the object (as when a notebook cell is
+    run twice).
 
         @workbench.register("even")
         def even(query, key):  # a mask; then workbench.load("demo", attention={"mask": {"path": "even"}})
@@ -43,21 +45,22 @@ def register(name: str) -> Callable[[Found], Found]:
 
 
 def registered(name: str) -> Any:
-    """Return the component that is registered as `name`; None where there is none."""
+    """Return the component registered as `name`; None if there is none."""
     return _registered.get(name)
 
 
 def load_registrations(path: str) -> None:
-    """Run the file `FILE.py`, or import the module `package.module`, that registers components; once a content.
+    """Run the file `FILE.py`, or import the module `package.module`, that registers components; unchanged files run
+    once.
 
-    Raises WorkbenchError where it is not there, or cannot be imported.
+    Raises WorkbenchError if it is missing or cannot be imported.
     """
     _from_file(Path(path), path) if path.endswith(".py") else _from_package(path, path)
 
 
 @contextmanager
 def temporarily_registered(found: Any) -> Iterator[str]:
-    """Register `found` under a temporary name for the length of a block."""
+    """Register the component `found` under a temporary name within a block, and yield the name."""
     name = f"{getattr(found, '__qualname__', type(found).__qualname__)} #{id(found)}"
     register(name)(found)
     try:
@@ -69,19 +72,19 @@ def temporarily_registered(found: Any) -> Iterator[str]:
 def load_custom(part: CustomPart) -> Any:
     """Load the component at `part.path` with its arguments.
 
-    A class is built with them; a function is itself the component and gets them with every call; any other object is
-    used as it is and takes none.
+    A class is instantiated with them; a function is the component itself and receives them in every call; any other
+    object is used unchanged and takes no arguments.
     """
     found = resolve_path(part.path)
     return build_custom(found, part.arguments, part.path)
 
 
 def load_verbs(part: CustomPart, kind: str, verbs: Mapping[str, str]) -> Any:
-    """Load the component at `part.path`, which has these methods.
+    """Load the component at `part.path` and check that it has the given methods.
 
     Args:
         part: the component.
-        kind: what it is, for errors.
+        kind: kind of component, for error messages.
         verbs: the parameters of each method, as `(logits, histories)`.
     """
     made = load_custom(part)
@@ -94,7 +97,9 @@ def load_verbs(part: CustomPart, kind: str, verbs: Mapping[str, str]) -> Any:
 
 
 def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any) -> Any:
-    """Build `found` with its arguments; a class gets `given_by_us` first. Errors name it `name`."""
+    """Return the component `found` with its arguments: an instance of a class, which gets `given_by_us` first, or a
+    function with bound arguments. `name` is used in error messages.
+    """
     if inspect.isclass(found):
         try:
             return found(*given_by_us, **arguments)
@@ -111,7 +116,7 @@ def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_
 
 
 def resolve_path(path: str) -> Any:
-    """Resolve `package.module:Name`, `folder/file.py:Name` or a registered name."""
+    """Return the object that `package.module:Name`, `folder/file.py:Name` or a registered name refers to."""
     if path in _registered:
         return _registered[path]
     place, _, name = path.rpartition(":")
@@ -138,7 +143,7 @@ def _from_file(file: Path, path: str) -> ModuleType:
     if not file.is_file():
         raise WorkbenchError(f"{path}: there is no file {file} (seen from {Path.cwd()})")
     source = file.read_bytes()
-    # Named by place and content: a file edited in a notebook session is read again, an unchanged one is not.
+    # Named by path and content: an edited file is loaded again, an unchanged one is not.
     name = "own_" + hashlib.blake2b(str(file.resolve()).encode() + b"\0" + source, digest_size=8).hexdigest()
     if name in sys.modules:
         return sys.modules[name]
@@ -146,7 +151,7 @@ def _from_file(file: Path, path: str) -> ModuleType:
     if spec is None:
         raise WorkbenchError(f"{path}: {file} is not a Python source file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while the file runs
+    sys.modules[name] = module  # dataclasses look up their module while the file runs
     try:
         exec(compile(source, str(file), "exec"), module.__dict__)
     except Exception as error:
@@ -155,11 +160,37 @@ def _from_file(file: Path, path: str) -> ModuleType:
     return module
 
 
+@contextmanager
+def user_code(name: str, is_own: bool = True) -> Iterator[None]:
+    """Turn an exception of user-defined code into a WorkbenchError that begins with `name` and names the last line of
+    the user's that was reached. An exception of built-in code (not `is_own`) is a bug, and stays what it is.
+    """
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        if not is_own:
+            raise
+        lines = [
+            f" ({frame.f_code.co_filename}, line {line})"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in NOT_OWN
+            and "site-packages" not in frame.f_code.co_filename
+        ]
+        raise WorkbenchError(f"{name}: {_describe(error)}{''.join(lines[-1:])}") from error
+
+
+def workload_code(workload: Any, must: str) -> AbstractContextManager[None]:
+    """Return `user_code` for a workload, which may be built in; `must` is what it has to do."""
+    return user_code(f"workload {workload.kind}: {must}", not type(workload).__module__.startswith("workbench."))
+
+
 def check_arity(function: Any, count: int, name: str, shape: str) -> None:
-    """Check that `function` can be called with `count` values; WorkbenchError, naming it `name`, otherwise."""
+    """Raise WorkbenchError, naming the function `name`, unless `function` can be called with `count` arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in callables have none
+    except (TypeError, ValueError):  # some built-in callables have no signature
         return
     try:
         signature.bind(*range(count))

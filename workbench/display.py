@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-# Variables of JupyterLab's themes, each with what reads on light and on dark where there are none.
+# Variables of JupyterLab's themes, each with a fallback that is readable on light and dark pages.
 STYLE = (
     "<style>.wb-shown{color:var(--jp-content-font-color1,inherit);font:13px/1.45 var(--jp-ui-font-family,system-ui,"
     "sans-serif);margin:2px 0;overflow-x:auto}"
@@ -35,8 +35,8 @@ STYLE = (
     ".wb-shown figcaption{font-size:11px;color:var(--jp-content-font-color2,inherit)}"
     ".wb-shown img{display:block;image-rendering:pixelated;max-width:100%}</style>"
 )
-MAX_TABLE_ROWS = 40  # rows that are shown
-MAX_CELL_CHARACTERS = 88  # letters of a cell in a terminal
+MAX_TABLE_ROWS = 40  # maximum number of shown rows
+MAX_CELL_CHARACTERS = 88  # maximum characters of a cell in a terminal
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Table:
             style in a terminal.
         headings: names of the columns; without them the first cell of each row is its heading.
         note: a remark below the table.
-        left: columns of words, beside the first one; all others hold numbers, aligned to the right. By default a
-            column whose cells are all numbers does.
+        left: left-aligned text columns, besides the first; all others are right-aligned numbers. By default a column is
+            right-aligned if all its cells are numbers.
         subtables: tables below this one, in a notebook and as plain text.
-        collapsed: tables, or (title, text), that a notebook hides until clicked, and all others leave out.
+        collapsed: tables, or (title, text) pairs, that a notebook hides until clicked; other outputs leave them out.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Return for each column whether it is aligned to the right."""
+        """Return, for each column, whether it is right-aligned."""
         if self.left is not None:
             return [place > 0 and name not in self.left for place, name in enumerate(self.headings)]
         if not self.headings or not self.rows:
@@ -83,7 +83,9 @@ class Table:
         return f'<div class="wb-shown">{STYLE}{self.markup(MAX_TABLE_ROWS)}</div>'
 
     def markup(self, max_rows: int | None = None) -> str:
-        """Return HTML for a page with styles of its own: class `n` marks numbers, `note` and `title` what they say."""
+        """Return the table as HTML for a page that has its own styles: class `n` marks numbers, `note` and `title` mark
+        the remark and the title.
+        """
         marks = [' class="n"' if right else "" for right in self.numeric]
         head = "".join(f"<th{mark}>{escape(name)}</th>" for name, mark in zip(self.headings, marks, strict=False))
         lines = []
@@ -117,7 +119,9 @@ class Table:
         return self.text()
 
     def rich(self, no_wrap: bool = False) -> RichTable:
-        """Return the grid for a rich console, which fits it to the terminal's width; no cell's text is markup."""
+        """Return the grid for a rich console, which fits it to the terminal's width. Text in cells is shown as it is,
+        not parsed as markup.
+        """
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -143,9 +147,9 @@ class Table:
         return title + "".join(f"| {' | '.join(line)} |\n" for line in lines) + note
 
     def csv(self) -> str:
-        """Return CSV of the rows with unrounded values; every text is read back as it was."""
+        """Return the rows as CSV with unrounded values; every text is read back unchanged."""
         lines: list[str] = []
-        # Each line ends with \r\n until here, which is why the writer quotes cells with either.
+        # Lines end with \r\n up to here, so the writer quotes cells that contain either character.
         file: Any = SimpleNamespace(write=lambda line: lines.append(line.removesuffix("\r\n") + "\n"))
         writer = csv.writer(file)
         writer.writerows([self.headings] * bool(self.headings))
@@ -158,7 +162,9 @@ class Table:
 
 
 class Displayable:
-    """A value with a table: Jupyter, IPython and `print` show it; `repr` stays what it is."""
+    """Base class of values that are shown as a table by Jupyter, IPython, `print` and a rich console; `repr` is
+    unchanged.
+    """
 
     __slots__ = ()
 
@@ -174,9 +180,12 @@ class Displayable:
     def __str__(self) -> str:
         return self._display_table().text()
 
+    def __rich_console__(self, console: object, options: object) -> Iterator[Table]:
+        yield self._display_table()
+
 
 def format_cell(value: object) -> str:
-    """Format a value as a table cell."""
+    """Format a value as the text of a table cell."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -195,12 +204,12 @@ def format_cell(value: object) -> str:
 
 
 def truncate_text(text: str, max_characters: int) -> str:
-    """Truncate `text` to `max_characters` characters, the last of which is an ellipsis then."""
+    """Truncate `text` to `max_characters` characters, the last of them an ellipsis."""
     return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Format 0, 1, 2, 3, 4, 6 as `0-4, 6`."""
+    """Format whole numbers as ranges: 0, 1, 2, 3, 4, 6 become `0-4, 6`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -211,7 +220,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value as JSON and CSV have it: dates in ISO 8601, and no number that is not finite."""
+    """Convert a value for JSON and CSV: a date to ISO 8601, a non-finite number to None, other objects to text."""
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):

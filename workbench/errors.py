@@ -1,4 +1,4 @@
-"""Report mistakes that a user can correct: what is wrong, where, and what would be right."""
+"""Report mistakes that a user can correct: the fault, its place, and the valid values."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import re
 import reprlib
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Union, get_origin
 
 from pydantic import ValidationError
 
-# What the two members of a union say of one value.
+# The messages of two union members about one value.
 UNION_REPEAT = re.compile(r"(\S+): Input should be (.*?)( \(given .*?\)); \1: Input should be (.*?)\3")
 
-DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, a limit on a file's length
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota, a limit on file size
+EXTRA = "'inference-workbench[{}]'"  # as a shell reads it
 RED, PLAIN = "\033[31m", "\033[0m"
 
 
 class WorkbenchError(ValueError):
-    """A mistake in the input or the environment, in one line.
+    """An error about a mistake in the input or the environment, described in one line.
 
-    The command line prints it bare, and so does a cell of a notebook. There `%tb` shows where it came from, and
-    `%debug` goes there.
+    The command line and notebook cells print it without a traceback. In a notebook `%tb` shows the traceback, and
+    `%debug` opens the debugger there.
     """
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: one line while the error is handled, at the end of its cell; all for `%tb`."""
+        """Return the text for IPython: one line at the end of the failing cell; the full traceback for `%tb`."""
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if sys.exc_info()[1] is self or shell is None:
             return [f"{RED}{type(self).__name__}{PLAIN}: {self}"]
@@ -36,33 +38,49 @@ class WorkbenchError(ValueError):
 
 
 def describe_error(error: BaseException | str) -> str:
-    """Describe the error that ended a request; a WorkbenchError is its own text."""
+    """Describe the error that ended a request; for a WorkbenchError, its message."""
     return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
 
 
 def cannot_write(what: str, error: OSError) -> WorkbenchError:
-    """Return the error for a file that could not be written: free space on a full disk, or choose another file."""
+    """Return the error for a file that could not be written, with the remedy: free disk space, or another file."""
     reason = error.strerror or " ".join(str(error).split())
     remedy = "make room there" if error.errno in DISK_FULL_ERRNOS else "name a file that can be written"
     return WorkbenchError(f"{what}: cannot be written ({reason}); {remedy}, and run it again")
 
 
+@contextmanager
+def installed_by(extra: str, what: str) -> Iterator[None]:
+    """Import packages of an optional extra within the block; if one is not installed, raise a WorkbenchError that
+    `what` needs it.
+
+    Use: `with installed_by("serve", "a server"): import uvicorn`.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise WorkbenchError(f"{what}: {error.name} is not installed; pip install {EXTRA.format(extra)}") from None
+    except ImportError as error:  # it is there, and too old or broken
+        raise WorkbenchError(f"{what}: {error}; pip install --upgrade {EXTRA.format(extra)}") from None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` if a known word is near, else an empty string."""
+    """Return `; did you mean X?` if a name in `known` is similar to `word`, else an empty string."""
     close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-LONGEST_NAME = 200  # that is compared with known names, in a time that goes with its length
+LONGEST_NAME = 200  # maximum characters that are compared with known names, to bound the time
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 6, 60, 60
 SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 60
 
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
-    """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name.
+    """Return a text for a pydantic error: one line per invalid path; an unknown key is named with the nearest valid
+    key.
 
-    `where` comes first, if it is not empty.
+    The text starts with `where` if that is not empty.
     """
     message = "; ".join(_describe(item, model) for item in error.errors())
     message = UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", message)
@@ -70,7 +88,7 @@ def explain(error: ValidationError, where: str, model: type | None = None) -> Wo
 
 
 def explain_by_path(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
-    """Split what `explain` says: the path of each mistake, and the line on it."""
+    """Return the lines of `explain` as (path, line) pairs."""
     return [(tuple(_place(model, item["loc"])[0]), _describe(item, model)) for item in error.errors()]
 
 
@@ -95,7 +113,7 @@ def _describe(item: Any, model: type | None) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value[:60]) if isinstance(value, str) else SHORT.repr(value)  # repr takes long, or recurses too deep
+    text = repr(value[:60]) if isinstance(value, str) else SHORT.repr(value)  # repr may take long, or recurse too deep
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -104,9 +122,9 @@ def _hint(word: str, known: list[str]) -> str:
 
 
 def _place(model: type | None, loc: Sequence[int | str]) -> tuple[list[str], list[Any], list[Any]]:
-    """Resolve `loc` to the path as written, the models in which its last piece is looked up, and the models in it.
+    """Resolve `loc` to the path in the input, the models around its last piece, and the models inside.
 
-    pydantic's own path also names the member of a union that was tried.
+    pydantic's own path also contains the names of tried union members.
     """
     path: list[str] = []
     here: list[Any] = [] if model is None else [model]  # annotations

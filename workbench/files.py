@@ -1,8 +1,8 @@
-"""Read YAML and JSON that a person wrote or a folder holds.
+"""Read untrusted YAML and JSON files.
 
-A few hundred bytes of YAML can stand for gigabytes (aliases of aliases), a number can have a million digits, a list can
-be nested deeper than Python recurses. Here everything has a bound, and whatever is wrong is one `UnreadableText`, which
-names the file, the line and what would be right. Plain values come out, never objects.
+A few hundred bytes of YAML can expand to gigabytes (aliases of aliases), a number can have a million digits, a list can
+be nested deeper than Python's recursion limit. Here all sizes are bounded, and every fault is an `UnreadableText` that
+names the file, the line and the valid form. The result has plain values only, never objects.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from yaml.resolver import Resolver
 from yaml.scanner import Scanner
 
 from workbench.errors import WorkbenchError
+from workbench.own_folder import OWN_FOLDER
 
 try:
     from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue] (there where libyaml is)
 except ImportError:  # PyYAML was built without libyaml
     CParser: Any = None
 
-MAX_YAML_BYTES = 8 << 20  # of the text, its aliases written out
-MAX_VALUES = 250_000  # in a YAML text, its aliases written out
+MAX_YAML_BYTES = 8 << 20  # bytes of the text with its aliases expanded
+MAX_VALUES = 250_000  # values of a YAML text with its aliases expanded
 MAX_JSON_BYTES = 16 << 20
 DATA_VARIABLE = "WORKBENCH_DATA_DIR"
-OWN_EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"  # of this project, installed with the package
-CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
-MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
-MAX_DIGITS = 100  # characters of a number: as a float it is finite, and it can be printed
+CHUNK = 1 << 20  # bytes read at once from a file of unknown length
+MAX_DEPTH = 64  # nesting depth: readers of the values recurse, and Python's limit is 1,000
+MAX_DIGITS = 100  # characters of a number, so that it is finite as a float and can be printed
 MANY_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS}}}")
 NEEDS_PYTHON_PARSER = re.compile("[\\\\\ufeff]")  # libyaml refuses escapes of lone surrogates, drops byte order marks
 PARSE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # PyYAML's own, of a scalar's text
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MERGE = "tag:yaml.org,2002:merge"
-_own_paths: set[str] = set()  # that this process works with, as they are written
+_own_paths: set[str] = set()  # paths that this process works with, as written
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,\n]')
 
 
@@ -60,12 +60,12 @@ class UnreadableText(WorkbenchError):
 
 
 def read_yaml(text: str | bytes, where: str = "", max_bytes: int = MAX_YAML_BYTES) -> Any:
-    """Return the plain values in a YAML text of one document; None for an empty one.
+    """Return the plain values in a YAML text of a single document; None for an empty text.
 
     Raises:
-        UnreadableText: for what is no YAML, is longer than `max_bytes` or has more than `MAX_VALUES` values with its
-            aliases written out, nests deeper than `MAX_DEPTH`, holds a number of more than `MAX_DIGITS` characters, or
-            has a key twice.
+        UnreadableText: for a text that is not YAML, is longer than `max_bytes` or has more than `MAX_VALUES` values
+            with expanded aliases, is nested deeper than `MAX_DEPTH`, has a number of more than `MAX_DIGITS` characters,
+            or has a duplicate key.
     """
     loader = None
     try:
@@ -76,7 +76,7 @@ def read_yaml(text: str | bytes, where: str = "", max_bytes: int = MAX_YAML_BYTE
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "unreadable"
         raise UnreadableText(where, f"not YAML: {' '.join(problem.split())}{_place(error.problem_mark)}") from None
-    except (yaml.YAMLError, *PARSE_ERRORS) as error:  # a character that YAML has not, a key that is no value
+    except (yaml.YAMLError, *PARSE_ERRORS) as error:  # an invalid character, or an unhashable key
         if isinstance(error, UnreadableText):
             raise
         raise UnreadableText(where, f"not YAML: {' '.join(str(error).split())}") from None
@@ -110,7 +110,7 @@ def read_json(text: str | bytes, where: str = "", max_bytes: int = MAX_JSON_BYTE
 
 
 def read_json_object(text: str | bytes, where: str = "", max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON text; UnreadableText for any other value too."""
+    """Return the object in a JSON text; raise UnreadableText if the text has another value."""
     value = read_json(text, where, max_bytes)
     if not isinstance(value, dict):
         raise UnreadableText(where, f"must hold a JSON object, holds a {type(value).__name__}")
@@ -118,7 +118,7 @@ def read_json_object(text: str | bytes, where: str = "", max_bytes: int = MAX_JS
 
 
 def read_bytes(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Return a file's bytes. Raises UnreadableText where it cannot be read, or holds more than `max_bytes`."""
+    """Return a file's bytes; UnreadableText if it cannot be read, or has more than `max_bytes`."""
     try:
         with open(path, "rb", buffering=0) as file:
             found = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
@@ -132,25 +132,28 @@ def read_bytes(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_yaml_file(path: Path | str, max_bytes: int = MAX_YAML_BYTES) -> Any:
-    """As `read_yaml`, of a file, which every error names."""
+    """Read a YAML file as `read_yaml` does; every error names the file."""
     return read_yaml(read_bytes(path, max_bytes), str(path), max_bytes)
 
 
 def read_json_file(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """As `read_json`, of a file, which every error names."""
+    """Read a JSON file as `read_json` does; every error names the file."""
     return read_json(read_bytes(path, max_bytes), str(path), max_bytes)
 
 
 def own_file(path: Path) -> Path:
-    """Return `path`; or this project's own file where `path` begins with `experiments/` and there is none at it."""
+    """Return `path`; or the path of this project's own file, if `path` begins with `experiments/` and does
+    not exist.
+    """
     if path.is_absolute() or path.parts[:1] != ("experiments",) or path.exists():
         return path
-    ours = OWN_EXPERIMENTS.parent / path
+    ours = OWN_FOLDER / path
     return ours if ours.is_file() else path
 
 
 def cache_directory() -> Path:
-    """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench: what may be deleted at any time.
+    """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench. Its files may be deleted at any
+    time.
 
     Equal to `compiled_kernels.result_cache.user_cache_directory`, whose package loads torch.
     """
@@ -159,21 +162,24 @@ def cache_directory() -> Path:
 
 
 def data_directory() -> Path:
-    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench: what a person fetched."""
+    """Return `$WORKBENCH_DATA_DIR`, or the user's data directory for the workbench, which has downloaded models."""
     given = os.environ.get(DATA_VARIABLE)
     return Path(given or platformdirs.user_data_dir("inference-workbench", appauthor=False))
 
 
 def note_own(path: Path) -> Path:
-    """Return a path that a process works with: its files are no client's to read of (`without_own_paths`)."""
+    """Note `path` as one that this process works with, and return it: `without_own_paths` shortens it in texts for
+    clients.
+    """
     files = path.parent.glob(f"*{path.suffix}") if path.is_file() else ()  # the other parts of a model too
     _own_paths.update(str(form) for each in (path, *files) for form in (each, each.absolute(), each.resolve()))
     return path
 
 
 def without_own_paths(words: str) -> str:
-    """Return a text for clients, in which of the paths of this process only the last names stay: what lies in a folder
-    is named from there. Other texts that look like paths are a client's own."""
+    """Return a text for clients in which paths of this process are shortened to their last names; a file in a known
+    folder keeps its path from that folder. Other path-like texts come from the client and stay.
+    """
     if os.sep not in words:
         return words
     folders = (Path.cwd(), Path(__file__).parent, cache_directory(), data_directory(), Path(sys.prefix))
@@ -190,12 +196,13 @@ def _path_pattern(paths: frozenset[str]) -> re.Pattern[str]:
 
 
 class _Refused(yaml.YAMLError):
-    """A text that this module refuses, and YAML would allow."""
+    """Raised for a text that is valid YAML but refused by this module."""
 
 
 class _Bounded(Composer, SafeConstructor, Resolver):
-    """Do what PyYAML's SafeLoader does with a parser's events, with the bounds kept while they come: what is too large
-    is never built."""
+    """Compose a parser's events as PyYAML's SafeLoader does, and check the bounds per event, so too large values are
+    never built.
+    """
 
     check_event: Any  # the parser's
     peek_event: Any
@@ -205,9 +212,9 @@ class _Bounded(Composer, SafeConstructor, Resolver):
         SafeConstructor.__init__(self)
         Resolver.__init__(self)
         self._most = most
-        self._open = 0  # containers that are not closed yet
+        self._open = 0  # open containers
         self._count = 0
-        self._sizes: dict[int, tuple[int, int, int]] = {}  # of a whole node: characters, values, depth, as written out
+        self._sizes: dict[int, tuple[int, int, int]] = {}  # characters, values, depth of a whole node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()
@@ -223,7 +230,7 @@ class _Bounded(Composer, SafeConstructor, Resolver):
         if node is None:
             return None
         if alias and id(node) not in self._sizes:
-            raise _Refused(f"the alias *{event.anchor} is inside of what it repeats{_place(event.start_mark)}")
+            raise _Refused(f"the alias *{event.anchor} is inside the value that it repeats{_place(event.start_mark)}")
         size, values, depth = self._sizes.setdefault(id(node), self._measured(node))
         if size > self._most:
             raise _Refused(_too_long("its aliases written out, ", self._most) + _place(event.start_mark))
@@ -252,11 +259,11 @@ class _Bounded(Composer, SafeConstructor, Resolver):
             return super().construct_object(node, deep)
         except PARSE_ERRORS as error:  # `2026-13-01`, `!!int none`, ...
             given = f" (given {node.value:.40})" if isinstance(node, yaml.ScalarNode) else ""
-            problem = f"{error}{given}; quote what is meant as a text"
+            problem = f"{error}{given}; quote a value that is meant as a text"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def _refuse_twice(self, node: yaml.Node, path: tuple[str, ...], looked_at: set[int]) -> None:
-        """Refuse a key that stands twice, however it is written, where YAML would keep the last one in silence."""
+        """Refuse a duplicate key in any notation; YAML would silently keep the last one."""
         if id(node) in looked_at:
             return
         looked_at.add(id(node))
@@ -278,7 +285,7 @@ class _Bounded(Composer, SafeConstructor, Resolver):
 
 
 class _InPython(_Bounded, Reader, Scanner, Parser):
-    """The parser in Python. It reads all that `experiment.yaml.write_yaml` writes, lone surrogates as escapes too."""
+    """The Python parser. It reads all output of `experiment.yaml.write_yaml`, escaped lone surrogates included."""
 
     def __init__(self, text: str, most: int) -> None:
         Reader.__init__(self, text)
@@ -288,7 +295,7 @@ class _InPython(_Bounded, Reader, Scanner, Parser):
 
 
 class _InC(_Bounded, *([] if CParser is None else [CParser])):
-    """With libyaml's parser, five times as fast."""
+    """The parser of libyaml, five times as fast."""
 
     def __init__(self, text: str, most: int) -> None:
         CParser.__init__(self, text)
@@ -331,7 +338,7 @@ def _float(text: str) -> float:
 
 
 def _deeper(value: Any, most: int) -> bool:
-    """Tell whether containers lie more than `most` deep in one another, level by level."""
+    """Return whether containers are nested deeper than `most`, checked level by level."""
     level: list[Any] = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list)]
@@ -342,10 +349,10 @@ def _deeper(value: Any, most: int) -> bool:
 
 
 def _twice_in_json(text: str) -> str | None:
-    """Find the first key that stands twice, its path and lines: the parser tells neither."""
+    """Find the path and lines of the first duplicate key, which the parser does not report."""
     line, last = 1, ""
     path: list[Any] = []  # an index for a list, a key for an object
-    lines: list[dict[str, int] | None] = []  # by key, for each object that is open
+    lines: list[dict[str, int] | None] = []  # line by key, for each open object
     for found in TOKEN.finditer(text):
         token = found[0]
         if token == "\n":
@@ -392,7 +399,8 @@ def _place(mark: Any) -> str:
 
 
 def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
-    """Write a file atomically: it has all that `fill` writes, synced to disk, before it gets the name `path`.
+    """Write a file atomically: `fill` writes its contents, which are synced to disk before the file gets the name
+    `path`.
 
     Without `replace`, raises FileExistsError if the name is taken, even by a concurrent writer."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")

@@ -12,15 +12,16 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# The module below `signal`: less its enums, which take twenty microseconds a step.
+# The C module below `signal`, without its enums, which take twenty microseconds per step.
 _raw: Any = importlib.import_module("_signal")
 _set, _get = _raw.signal, _raw.getsignal
 
 
 class DeferInterrupts:
-    """A block in which an interrupt is deferred to its end, or to a part of it that may be interrupted (`allow`).
+    """A context manager that defers an interrupt to the end of its block, or to a part of the block that may be
+    interrupted (`allow`).
 
-    Nothing changes in other threads than the main one, or where interrupts have no handler: none arrive there.
+    No effect outside of the main thread, or if interrupts have no handler, since no interrupt arrives there.
     """
 
     def __enter__(self) -> DeferInterrupts:
@@ -39,7 +40,7 @@ class DeferInterrupts:
             self._raise()
 
     def allow(self) -> AllowInterrupts:
-        """Return a block in which interrupts arrive as usual, for long work that may be left half-way."""
+        """Return a context manager in which interrupts arrive as usual, for long work that may be interrupted."""
         return AllowInterrupts(self)
 
     def _defer(self, number: int, frame: FrameType | None) -> None:

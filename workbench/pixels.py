@@ -1,4 +1,4 @@
-"""Draw numbers as pixels: a colour map for colour-blind readers, and PNG files. Only numpy is needed."""
+"""Draw numbers as pixels with a colour map for colour-blind readers, and encode PNG files. Only numpy is needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-# Ten colours of cividis, evenly spaced (Nunez, Anderton, Renslow 2018); others lie between them.
+# Ten colours of cividis, evenly spaced (Nunez, Anderton, Renslow 2018); others are interpolated.
 CIVIDIS = (
     (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115),
     (138, 134, 120), (165, 156, 116), (195, 179, 105), (225, 204, 85), (254, 232, 56),
@@ -16,7 +16,7 @@ CIVIDIS = (
 
 
 def colorize(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-    """Map `values` [row, column] to colours [row, column, 3] in bytes.
+    """Map `values` [row, column] to colours, uint8 [row, column, 3].
 
     `low` and below is dark blue, `high` and above yellow, NaN grey.
     """
@@ -35,8 +35,9 @@ def upscale(image: np.ndarray, down: int, across: int) -> np.ndarray:
 
 
 def max_pool(values: np.ndarray, max_columns: int) -> tuple[np.ndarray, int]:
-    """Reduce `values` [row, column] to at most `max_columns` columns by the maximum; return the columns per maximum,
-    too."""
+    """Reduce `values` [row, column] to at most `max_columns` columns by the maximum; also return the number of columns
+    per maximum.
+    """
     step = -(-values.shape[1] // max_columns)
     missing = -values.shape[1] % step
     padded = np.pad(values, ((0, 0), (0, missing)), mode="edge") if missing else values
@@ -52,7 +53,7 @@ def png(image: np.ndarray) -> bytes:
     """Encode `image` as a PNG file (ISO/IEC 15948): [row, column, 3] in bytes, or [row, column] in the colours of
     `palette`."""
     rows, columns = image.shape[:2]
-    lines = np.pad(image.reshape(rows, -1), [(0, 0), (1, 0)])  # before each row the filter, 0: none
+    lines = np.pad(image.reshape(rows, -1), [(0, 0), (1, 0)])  # each row starts with its filter; 0: none
     head = struct.pack(">IIBBBBB", columns, rows, 8, 2 if image.ndim == 3 else 3, 0, 0, 0)
     table = ((b"PLTE", palette()), (b"tRNS", b"\0")) if image.ndim == 2 else ()
     parts = ((b"IHDR", head), *table, (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))

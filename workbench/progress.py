@@ -1,7 +1,7 @@
 """Show the progress of long work, and the remaining time, as one line of text.
 
 The line is rewritten in a terminal and in a cell's output. A file or a pipe, which cannot be rewritten, gets a line
-every half minute. Work in stages shows the present one; its remaining time assumes equal stages. tqdm's own notebook
+every half minute. Work in stages shows the current stage; its remaining time assumes equal stages. tqdm's own notebook
 bar is a widget: a saved or exported notebook does not show it, and `leave=False` breaks in JupyterLab 4 (ipywidgets
 issue 3821).
 """
@@ -18,17 +18,17 @@ from typing import Any
 
 from tqdm.std import tqdm
 
-NOTEBOOK_COLUMNS = 100  # letters of a line in a notebook
-LINE_INTERVAL_SECONDS = 30.0  # between lines of a file or a pipe
+NOTEBOOK_COLUMNS = 100  # maximum characters of a line in a notebook
+LINE_INTERVAL_SECONDS = 30.0  # between lines in a file or a pipe
 REFRESH_SECONDS = 2.0  # seconds
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
 SPINNER_FORMAT = "{desc} [{elapsed}]"
 ProgressCallback = Callable[[str], None]
-SLOW_SECONDS, AGAIN_SECONDS = 3.0, 60.0  # until a line on a wait, and between that and the next
+SLOW_SECONDS, AGAIN_SECONDS = 3.0, 60.0  # seconds until the first line about a wait, and between lines
 
 
 class Progress(tqdm):
-    """A tqdm bar. In a notebook its last line stays; in a file or a pipe short work leaves nothing."""
+    """A tqdm bar. In a notebook its last line stays; in a file or a pipe, work that ends soon leaves no line."""
 
     def __init__(self, *args: Any, **settings: Any):
         if in_notebook():
@@ -48,7 +48,7 @@ def is_terminal(file: Any) -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether this is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     return notebook_kernel() is not None
 
 
@@ -77,7 +77,7 @@ def _display() -> Callable[[str], None]:
 
 
 class _Lines:
-    """A writer of whole bar lines to `file`, at least `LINE_INTERVAL_SECONDS` apart, the first no sooner."""
+    """A writer of whole bar lines to `file`, at least `LINE_INTERVAL_SECONDS` apart and after the start."""
 
     def __init__(self, file: Any):
         self.file, self.last = file, time.monotonic()
@@ -93,7 +93,7 @@ class _Lines:
 
 
 class ProgressStage(str):
-    """A progress line that knows that `done` stages of `total` are finished."""
+    """A progress line that also says how many of its work's stages are finished: `done` of `total`."""
 
     done: int
     total: int
@@ -106,7 +106,7 @@ class ProgressStage(str):
 
 
 class StageCounter:
-    """Pass lines on as stages: each is one of `total`, and begins when the one before is finished."""
+    """A callback for progress lines. Each line begins the next of `total` stages and ends the previous one."""
 
     def __init__(self, tell: ProgressCallback, total: int):
         self._tell, self._total, self._done = tell, total, 0
@@ -118,7 +118,9 @@ class StageCounter:
 
 @contextmanager
 def progress_stages(progress: bool = True) -> Iterator[ProgressCallback]:
-    """Show a bar and yield its callback: for a stage the remaining time, for other lines the elapsed time."""
+    """Show a bar and yield the callback that receives its progress lines. The bar shows the remaining time after a
+    ProgressStage, and the elapsed time after other lines.
+    """
     with Progress(total=1.0, bar_format=SPINNER_FORMAT, disable=not progress) as bar, refreshing(bar):
 
         def tell(line: str) -> None:
@@ -133,7 +135,7 @@ def progress_stages(progress: bool = True) -> Iterator[ProgressCallback]:
 
 @contextmanager
 def refreshing(bar: Progress) -> Iterator[None]:
-    """Refresh the elapsed time while the block runs."""
+    """Refresh the elapsed time that `bar` shows, while the block runs."""
     over = threading.Event()
 
     def tick() -> None:
@@ -156,17 +158,23 @@ def to_stderr(line: str) -> None:
 
 
 def discard(line: str) -> None:
-    """Discard the line, for output that must hold nothing else."""
+    """Do nothing with a progress line, for callers whose output must stay clean."""
 
 
 @contextmanager
 def report_if_slow(
-    line: str, report: Callable[[str], None], seconds: float | None = None, usual: float | None = None,
-    limit: float | None = None, again: float = AGAIN_SECONDS, share: Callable[[], float] | None = None,
+    line: str,
+    report: Callable[[str], None],
+    seconds: float | None = None,
+    usual: float | None = None,
+    limit: float | None = None,
+    again: float = AGAIN_SECONDS,
+    share: Callable[[], float] | None = None,
 ) -> Iterator[None]:
-    """Report `line` once the block has taken `seconds` (3 unless given), and then every `again` seconds for how long it
-    has gone on; nothing if it is over by then. How long still is said where it is known how long such a block takes
-    (`usual`), what share of it is done (`share`), or when it is given up (`limit`)."""
+    """Report `line` once the block has taken `seconds` (default 3), and then every `again` seconds with the elapsed
+    time; shorter blocks report no line. The remaining time is added if the usual duration (`usual`), the finished
+    fraction (`share`) or the timeout (`limit`) is known.
+    """
     over, began, first = threading.Event(), time.perf_counter(), SLOW_SECONDS if seconds is None else seconds
 
     def tell() -> None:
@@ -184,7 +192,7 @@ def report_if_slow(
 
 
 def _waiting_words(gone: float, usual: float | None, is_first: bool, limit: float | None = None) -> str:
-    """Return what a line says of a wait that has gone on for so many seconds."""
+    """Return the text for a wait of `gone` seconds so far."""
     left = "" if usual is None else f"about {usual - gone:.0f} s still" if gone < usual else "longer than usual"
     if limit is not None:
         left = f"given up in {limit - gone:.0f} s"

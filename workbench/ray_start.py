@@ -1,4 +1,6 @@
-"""Start Ray on this machine, however busy it is, or join a cluster; one place for what its import and start need."""
+"""Start Ray on this machine, even if it is busy, or join a cluster, with the settings that Ray's import and start
+need.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +14,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import installed_by
+
 SECONDS_EACH = 20  # of the machine, that count as one of Ray's 30 for a node's start: it has no setting for them
-STARTS = 3  # of a node whose raylet ended
+STARTS = 3  # maximum starts of a node with a dead raylet
 ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that still asks must not start Ray anew
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",  # its 60 are too few on a busy machine
-    "RAY_agent_register_timeout_ms": "600000",  # so are its 30 seconds
-    "RAY_worker_niceness": "0",  # at Ray's niceness of 15 other processes would distort timings, and starve replicas
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics are sent
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call in another thread must not start Ray again
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",  # Ray's 60 s are too few on a busy machine
+    "RAY_agent_register_timeout_ms": "600000",  # and so are its 30 s
+    "RAY_worker_niceness": "0",  # with Ray's niceness of 15, other processes would distort timings and starve replicas
 }
 
 
-def import_ray() -> Any:
-    """Return the module `ray`, whose settings are made (ImportError where it is not installed)."""
+def import_ray(what: str) -> Any:
+    """Import and return the module `ray` with its settings applied; WorkbenchError, naming `what`, if it is missing."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    import ray
-    import ray.cloudpickle
-    import ray.exceptions
-
+    with installed_by("cluster", what):
+        import ray
+        import ray.cloudpickle
+        import ray.exceptions
     return ray
 
 
 def start_ray(ray: Any, **options: Any) -> None:
-    """Call `ray.init` with these options; a node may take `SECONDS_EACH` times as long to start as Ray waits.
+    """Call `ray.init` with these options; a node may take `SECONDS_EACH` times as long to start as Ray's own limit.
 
-    Where its raylet ends, which Ray does not notice, the node is started again at once, `STARTS` times in all."""
+    If its raylet dies, which Ray does not notice, the node is started again at once, at most `STARTS` times in all."""
     for left in reversed(range(STARTS)):
         try:
             with slow_start():
@@ -50,8 +54,9 @@ def start_ray(ray: Any, **options: Any) -> None:
 
 @contextmanager
 def slow_start() -> Iterator[None]:
-    """Give a node that this process starts meanwhile `SECONDS_EACH` times as long as Ray waits for it, and no time once
-    its raylet has ended."""
+    """Within this block, extend Ray's limit for a node's start by the factor `SECONDS_EACH`, and end the wait once its
+    raylet has died.
+    """
     from ray._private import node
 
     start_raylet = node.Node.start_raylet
@@ -81,7 +86,9 @@ def _write_agent_ports(node: Any) -> None:
 
 
 def ended_raylets() -> set[str]:
-    """Return the numbers of this process's raylets that have ended and were not waited for (Linux; elsewhere none)."""
+    """Return the process ids of this process's raylets that have ended and were not waited for (only on Linux;
+    elsewhere none).
+    """
     found = set[str]()
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -92,7 +99,7 @@ def ended_raylets() -> set[str]:
 
 
 class _SlowClock:
-    """Stands for the module `time` while a node starts; `ended` are raylets that had ended before."""
+    """A stand-in for the module `time` during a node's start; `ended` are raylets that had died before."""
 
     def __init__(self, ended: set[str]):
         self._ended = ended

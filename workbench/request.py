@@ -26,8 +26,8 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's context is full
     CANCELLED = "cancelled"
-    REFUSED = "refused"  # it could never have run; nothing was computed
-    ERROR = "error"  # it failed while it ran; other requests did not
+    REFUSED = "refused"  # it can never run; no token was computed
+    ERROR = "error"  # it failed during execution; other requests are unaffected
     MOVED = "moved"  # another engine goes on with it (see cluster/apart/handover.py)
     NOT_CHOSEN = "not_chosen"  # it finished, but other samples or beams of its request score higher
 
@@ -39,7 +39,7 @@ class CustomPart(Settings):
     """
 
     path: str  # package.module:Name, folder/file.py:Name, or a registered name
-    arguments: dict[str, float | int | str | bool] = {}  # with which it is built, by name
+    arguments: dict[str, float | int | str | bool] = {}  # keyword arguments of its constructor
 
     @field_validator("arguments")
     @classmethod
@@ -55,55 +55,55 @@ class CustomPart(Settings):
 
 CustomPartSetting = Annotated[
     CustomPart, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
-]  # a path alone is one without arguments
+]  # a bare path has no arguments
 
 
 class SamplingParameters(Displayable, Settings):
-    """Choose the next token and decide when to stop. Names and meanings are those of vLLM and Hugging Face.
+    """Parameters for sampling and stopping, with the names and meanings of vLLM and Hugging Face.
 
     Order: penalties, bias, temperature, top-k, top-p, min-p, user-defined filters, then one random number.
     """
 
-    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0 is greedy
-    top_k: NonNegative = 0  # 0 keeps all
-    # the most probable tokens that make up so much probability together; 1 keeps all, 0 the likeliest alone
+    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: greedy
+    top_k: NonNegative = 0  # number of most probable tokens to keep; 0: all
+    # keep the most probable tokens with this total probability; 1: all, 0: only the most likely
     top_p: Fraction01 = 1.0
-    # tokens at least so probable as this share of the likeliest; 0 keeps all
+    # minimum probability relative to the most likely token; 0 keeps all
     min_p: Fraction01 = 0.0
     # divides the logit of each token that occurred, multiplies a negative one; 1 is off
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: float = 0.0  # subtracted once from the logit of each token in the output; 0 is off
     frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it is in the output; 0 is off
-    logit_bias: dict[int, float] = {}  # added to logits, by token id
+    logit_bias: dict[int, float] = {}  # bias added to logits, by token id
     filters: tuple[CustomPart, ...] = ()  # user-defined filters, applied after the others
-    sampler: CustomPart | None = None  # user-defined, in place of the draw by one random number
+    sampler: CustomPart | None = None  # user-defined sampler
     # of the random numbers: the same seed, prompt and settings give the same tokens
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    n: NumSamples = 1  # samples, with seeds counted up, on one prompt's pages
+    n: NumSamples = 1  # number of samples, with consecutive seeds, on one prompt's pages
     # Number of samples; the n of them with the highest log-probability (of the model, summed over their
     # tokens) are samples 0 to n - 1, the best first. With more than n no event is emitted before all have finished.
     best_of: NumSamples | None = None
-    # Ranks the samples of best_of in place of the log-probability: called with all of them (see sampling/ranking.py).
+    # User-defined ranking of the samples of best_of, in place of the log-probability (see sampling/ranking.py).
     ranking: CustomPart | None = None
     # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
     beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
-    search: CustomPart | None = None  # chooses how the beams go on in place of their scores (see decoding/search.py)
-    length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
-    early_stopping: bool | Literal["never"] = False  # of beams: see decoding/beams.py
-    stop: tuple[str, ...] = ()  # texts that end the output, and are left out of it
-    stop_token_ids: tuple[int, ...] = ()  # token ids that end the output, beside the model's end tokens
-    max_tokens: Count = 128  # output tokens at most
+    search: CustomPart | None = None  # user-defined search (see decoding/search.py)
+    length_penalty: float = 1.0  # for beams: a text's score is log-probability / tokens ** length_penalty
+    early_stopping: bool | Literal["never"] = False  # for beams: see decoding/beams.py
+    stop: tuple[str, ...] = ()  # texts that end the output and are removed from it
+    stop_token_ids: tuple[int, ...] = ()  # further token ids that end the output
+    max_tokens: Count = 128  # maximum number of output tokens
     ignore_eos: bool = False  # continue after the model's end tokens, up to max_tokens
-    logprobs: NumLogprobs | None = None  # alternatives beside the sampled token
-    # probabilities shown: the model's own, or those after temperature and filters
+    logprobs: NumLogprobs | None = None  # number of alternatives to the sampled token
+    # which log-probabilities: the model's, or those after temperature and filters
     logprobs_of: Literal["model", "filtered"] = "model"
     # Alternatives beside each token of the prompt, whose log-probabilities are the model's. Pages of the prefix cache
     # hold no logits: such a prompt is computed anew, and cached for others.
     prompt_logprobs: NumLogprobs | None = None
-    # What the answer must be, by kind: json_schema, choices, regex or lark. Its last tokens close it within max_tokens.
+    # Format of the answer: json_schema, choices, regex or lark. Its last tokens complete it within max_tokens.
     response_format: ResponseFormat | None = None
-    constraint: CustomPart | None = None  # user-defined, in place of response_format: forbids tokens of the answer
-    thinking: Thinking | None = None  # a thought before the answer; max_tokens counts the answer alone
+    constraint: CustomPart | None = None  # user-defined constraint that forbids tokens, in place of response_format
+    thinking: Thinking | None = None  # a thought before the answer; max_tokens counts only the answer
 
     def _display_table(self) -> Table:
         rows = list(non_default_settings(self))
@@ -146,17 +146,17 @@ class SamplingParameters(Displayable, Settings):
             raise ValueError("ranking chooses among the samples of best_of: set best_of above n")
         if self.num_sequences < self.n:
             name = "beams" if self.beams else "best_of"
-            raise ValueError(f"{name} {self.num_sequences} is less than n: n of them are to be returned")
+            raise ValueError(f"{name} {self.num_sequences} is less than n, the number of returned samples")
         if self.search is not None and (not self.beams or self.n != 1):
             raise ValueError("a search advances the beams and returns one text: set beams, and leave out n")
         if self.constraint is not None and self.response_format is not None:
-            raise ValueError("constraint and response_format are two ways to say what an answer may be: give one")
+            raise ValueError("constraint and response_format both restrict the answer: give one")
         if not self.beams:
             if self.num_sequences > self.n and self.logprobs_of != "model":
                 raise ValueError("best_of ranks by the model's log-probabilities: leave out logprobs_of")
             return self
         if self.best_of is not None:
-            raise ValueError("beams and best_of are two ways to choose: give one")
+            raise ValueError("beams and best_of both choose among samples: give one")
         plain = SamplingParameters(temperature=self.temperature if self.temperature == 0 else 1.0)
         for name in _DRAWN:
             if getattr(self, name) != getattr(plain, name):
@@ -174,8 +174,9 @@ _DRAWN = (
 
 
 class PrefixPin(NamedTuple):
-    """The beginning of a prompt that is to stay in the prefix cache for `seconds` after its last use (see
-    kv_cache/pins.py)."""
+    """A prefix of a prompt that should stay in the prefix cache for `seconds` after its last use (see
+    kv_cache/pins.py).
+    """
 
     tokens: int
     seconds: float
@@ -183,23 +184,23 @@ class PrefixPin(NamedTuple):
 
 @dataclass(frozen=True)
 class Request(Displayable):
-    """One prompt and how to continue it."""
+    """One prompt, and the parameters by which it is continued."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
-    prompt: str | None = None  # as text, where there was text
+    prompt: str | None = None  # the prompt's text, if known
     arrival: float = 0.0  # seconds after the start of its stream
     cut_tokens: int = 0  # oldest prompt tokens removed by `overflow: cut_oldest`
     cache_salt: str = ""  # only requests with the same salt share cached pages
-    invalid_reason: str = ""  # why its text could not be encoded; it is refused with this message
-    priority: int = 0  # for `policy: priority`: the smaller, the sooner
+    invalid_reason: str = ""  # why its text could not be encoded: the message of its refusal
+    priority: int = 0  # for `policy: priority`: smaller values go first
     tenant: str = ""  # for `policy: fair`
-    deadline: float | None = None  # seconds from its arrival within which its last token is wanted
-    predicted_tokens: int | None = None  # output tokens that a predictor expects
-    pins: tuple[PrefixPin, ...] = ()  # beginnings of the prompt to keep cached, shortest first
-    final_only: bool = False  # its text comes at its end; no Decoded events, except with logprobs
-    # Tokens that were sampled for it elsewhere: it goes on after them (see engine/resume.py).
+    deadline: float | None = None  # deadline of its last token, in seconds from its arrival
+    predicted_tokens: int | None = None  # predicted number of output tokens
+    pins: tuple[PrefixPin, ...] = ()  # prefixes of the prompt to keep cached, shortest first
+    final_only: bool = False  # emit its text only at its end; no Decoded events, except with logprobs
+    # Tokens that another engine sampled for it; it resumes after them (see engine/resume.py).
     generated_ids: tuple[int, ...] = ()
 
     def _display_table(self) -> Table:
@@ -212,7 +213,7 @@ class Request(Displayable):
 
 
 def random_token_ids(draw: random.Random, vocab: int, count: int) -> tuple[int, ...]:
-    """Draw a prompt of `count` tokens, each id below `vocab` as likely as another."""
+    """Return a prompt of `count` random tokens; every id below `vocab` is equally likely."""
     return tuple(draw.randrange(vocab) for _ in range(count))
 
 
@@ -238,7 +239,7 @@ class StatePages:
     """Pages of a recurrent group to which the next step of a sequence writes states (see kv_cache/recurrent.py)."""
 
     spare: list[int] = field(default_factory=list)  # after the last known token, then after each draft token
-    snapshots: dict[int, int] = field(default_factory=dict)  # by page index: at the end of that page of tokens
+    snapshots: dict[int, int] = field(default_factory=dict)  # by index of the page of tokens that ends there
 
     @property
     def all(self) -> list[int]:
@@ -259,34 +260,34 @@ class Sequence:
     """
 
     request: Request
-    arrival_index: int  # order of arrival: the youngest has the largest
+    arrival_index: int  # order of arrival: the youngest has the largest index
     token_ids: list[int]
-    length_limit: int = 0  # tokens that it may reach
-    length_class: int = 0  # of a model whose rotary looks at that: keys of other classes are not its own
+    length_limit: int = 0  # maximum number of its tokens
+    length_class: int = 0  # for rotary scaling by length: keys of other classes cannot be shared
     num_computed_tokens: int = 0
     num_evicted_tokens: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
     pages: tuple[list[int], ...] = ()  # one list per cache group, in text order; NULL_PAGE where freed
-    states: dict[int, StatePages] = field(default_factory=dict)  # by recurrent group: pages that a step writes
+    states: dict[int, StatePages] = field(default_factory=dict)  # by recurrent group: pages for states
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
-    arrival_step: int = 0  # the step before which it arrived
-    arrival_time: float = 0.0  # seconds, on the clock by which steps are planned
+    arrival_step: int = 0  # the first step after its arrival
+    arrival_time: float = 0.0  # arrival in seconds on the planning clock
     scheduled_step: int = 0  # the step in which it was last admitted
-    allocated_until: int = 0  # no page is missing up to this many known tokens
+    allocated_until: int = 0  # number of known tokens with all their pages allocated
     next_page_boundary: int = 0  # computed tokens at which a page becomes full or unreachable
     swapped: SwappedPages | None = None
-    children: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start on its pages
-    parent: Sequence | None = field(default=None, repr=False)  # of a child that has not started
+    children: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start from its pages
+    parent: Sequence | None = field(default=None, repr=False)  # parent of a child that has not started
     own_prompt: bool = False  # a child that starts with its parent and shares no page with it: a second stream
     num_shared_tokens: int = 0  # length of the prefix that it shares with its parent
     beams: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself included
-    cached_tokens: int = 0  # found in cached pages, not computed
-    computed_tokens: int = 0  # by its steps, more than once after a preemption
-    restored_tokens: int = 0  # swapped in from the CPU
-    written_tokens: int = 0  # computed, and new to the prefix cache
-    shared_pages: int = 0  # cached pages found, of all cache groups together
-    pinned: list[PinnedPrefix] = field(default_factory=list)  # what came of the first of the request's pins
-    prompt_logprobs: list[PromptLogprob] | None = None  # of the prompt's first tokens, where they are asked for
+    cached_tokens: int = 0  # number of tokens found in cached pages
+    computed_tokens: int = 0  # number of tokens computed by its steps, recomputations included
+    restored_tokens: int = 0  # number of tokens swapped in from the CPU
+    written_tokens: int = 0  # number of computed tokens that are new to the prefix cache
+    shared_pages: int = 0  # number of cached pages found, in all cache groups
+    pinned: list[PinnedPrefix] = field(default_factory=list)  # results of the request's first pins
+    prompt_logprobs: list[PromptLogprob] | None = None  # log-probabilities of the prompt's first tokens, if requested
 
     @property
     def request_id(self) -> str:
@@ -298,7 +299,9 @@ class Sequence:
 
     @property
     def prefix_salt(self) -> str:
-        """Return the salt under which its pages are shared: the request's, and its length class."""
+        """Return the salt under which its pages are shared: the request's salt, together with the sequence's length
+        class.
+        """
         return f"{self.request.cache_salt}\0{self.length_class}" if self.length_class else self.request.cache_salt
 
     @property
@@ -307,7 +310,9 @@ class Sequence:
 
     @property
     def num_shared_by_children(self) -> int | None:
-        """Return the tokens after which the next child starts on its pages; None without such children."""
+        """Return the number of tokens in the shortest prefix that a waiting child shares with it; None without such a
+        child.
+        """
         return min((child.num_shared_tokens for child in self.children if not child.own_prompt), default=None)
 
     @property
@@ -322,8 +327,9 @@ class Sequence:
 
     @property
     def num_scored_rows(self) -> int | None:
-        """Return how many positions gave the log-probability of the prompt's token after them; None where no more are
-        wanted. Those from here on are to be computed: cached pages have no logits."""
+        """Return the number of prompt positions with log-probabilities so far; None if no more are needed. Later
+        positions must be computed, since cached pages have no logits.
+        """
         known = self.prompt_logprobs
         return None if known is None or len(known) == self.prompt_length else len(known) - 1
 

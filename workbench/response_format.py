@@ -1,5 +1,6 @@
-"""Say what an answer must be (JSON of a schema, one of several choices, a regular expression, a Lark grammar), and how
-long a model may think before it. Plain values; `constrained/grammar.py` carries them out."""
+"""Define the format of an answer (JSON of a schema, one of several choices, a regular expression, a Lark grammar), and
+the thinking before it. Plain values; `constrained/grammar.py` implements them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pydantic import Field, field_validator
 
 from workbench.settings import NonNegative, Settings
 
-MAX_SCHEMA_DEPTH = 100  # of objects and lists within one another: the compiler's JSON reader ends at 127
-MAX_INTEGER_BITS = 1024  # the compiler's JSON reader takes no number beyond a float64's
+MAX_SCHEMA_DEPTH = 100  # nesting depth of objects and lists: the compiler's JSON reader allows 127
+MAX_INTEGER_BITS = 1024  # the compiler's JSON reader accepts numbers up to the range of float64
 MAX_GRAMMAR_CHARACTERS = 1 << 20
 MAX_REGEX_CHARACTERS = 1 << 16
 MAX_CHOICES = 20_000
@@ -21,13 +22,13 @@ Whitespace = Annotated[int, Field(ge=0, le=64)]
 class JSONSchema(Settings):
     """An answer that is JSON, valid under `json_schema` (drafts 7 to 2020-12), with properties in the schema's order.
 
-    Annotations, unknown keywords and unknown formats constrain nothing. A keyword that constrains and is not carried
-    out is refused by name and path when the request is submitted.
+    Annotations, unknown keywords and unknown formats are ignored. An unsupported constraining keyword is refused, with
+    its name and path, when the request is submitted.
     """
 
     kind: Literal["json_schema"] = "json_schema"
     json_schema: dict[str, Any] | bool
-    # Spaces and line feeds between two tokens of JSON, at most; None: one space after a comma and a colon, and no other
+    # Maximum spaces and line feeds between two JSON tokens; None: exactly one space after a comma and a colon
     max_whitespace: Whitespace | None = None
 
     @field_validator("json_schema", mode="before")
@@ -56,7 +57,7 @@ class Choices(Settings):
 
 
 class Regex(Settings):
-    """An answer that a regular expression matches as a whole. Syntax of Rust's `regex`, without look-around."""
+    """An answer that a regular expression matches completely. Syntax of Rust's `regex`, without look-around."""
 
     kind: Literal["regex"] = "regex"
     regex: Annotated[str, Field(min_length=1, max_length=MAX_REGEX_CHARACTERS)]
@@ -71,34 +72,38 @@ class Lark(Settings):
     max_whitespace: Whitespace | None = None  # between two tokens of JSON, where it has %json; None: as spaced_json
     spaced_json: bool = False  # %json has ", " and ": " and no other space, as json.dumps writes it
     labels: dict[str, str] = {}  # by rule: what errors call the schema that is its %json
-    loose: tuple[str, ...] = ()  # labels of schemas that admit all where they cannot be compiled
+    loose: tuple[str, ...] = ()  # labels of schemas that are replaced by any JSON if they cannot be compiled
 
 
 ResponseFormat = Annotated[JSONSchema | Choices | Regex | Lark, Field(discriminator="kind")]
 
 
 class Thinking(Settings):
-    """A thought before the answer, between two control tokens, of `budget_tokens` at most.
+    """A thought before the answer, between two control tokens, of at most `budget_tokens` tokens.
 
     It begins in the prompt (a template may open it) or with the first token. At the budget, or at a sentence's end
-    shortly before it, only the closing token is left. No other control token, and no end token, is sampled within it.
+    shortly before it, only the closing token is allowed. Other control tokens and end tokens are forbidden within it.
     """
 
-    budget_tokens: NonNegative  # tokens between the two; with 0 there is no thought
+    budget_tokens: NonNegative  # maximum tokens of the thought; 0: no thought
     shown: bool = True  # emit its text, as events of the channel "thought"
-    soft_tokens: NonNegative = 16  # this near to the budget a sentence's end closes it; half at most
-    opening: str = "<|think|>"  # the control token with which a thought begins
-    closing: str = "<|/think|>"  # the one with which it ends
-    within_max_tokens: bool = False  # count it in max_tokens, which then bounds thought and answer together
+    soft_tokens: NonNegative = 16  # tokens before the budget in which a sentence's end closes it; at most half
+    opening: str = "<|think|>"  # the control token that opens a thought
+    closing: str = "<|/think|>"  # the control token that closes it
+    within_max_tokens: bool = False  # max_tokens limits thought and answer together
 
     @property
     def extra_tokens(self) -> int:
-        """Return the number of tokens beside the answer's max_tokens: the thought and its two control tokens."""
+        """Return the number of tokens in addition to the answer's max_tokens: the thought and its two control
+        tokens.
+        """
         return 0 if self.within_max_tokens else self.budget_tokens + 2
 
 
 def check_json(value: object) -> None:
-    """Refuse what is not JSON, is nested too deep or is too long (ValueError with the path). No recursion."""
+    """Raise ValueError, with the path, for a value that is not JSON, is nested too deep or is too long; without
+    recursion.
+    """
     stack: list[tuple[object, str, int]] = [(value, "", 0)]
     characters = 0
     while stack:

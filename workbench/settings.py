@@ -1,4 +1,6 @@
-"""Base class of all settings: strict, frozen values, with a short `repr` and their comments as documentation."""
+"""Define the base class of all settings: strict, frozen values, with a short `repr` and with comments as
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ class Settings(BaseModel):
 
 
 def optional_fields(model: Any, without: Collection[str] = ()) -> type[Settings]:
-    """Return a class with the fields of `model`, but those of `without`; each is None where it is not given.
+    """Return a class with the fields of `model`, except those in `without`; each field is optional, with the default
+    None.
 
-    It goes by the name of `model`, whose source has the comments of the fields (`field_comments`)."""
+    The class has the name of `model`, so that `field_comments` finds the comments in the source of `model`."""
     if model is Settings:
         return Settings
     named = [name for name in model.__annotations__ if name in model.model_fields and name not in without]
@@ -46,10 +49,10 @@ def optional_fields(model: Any, without: Collection[str] = ()) -> type[Settings]
 
 
 def parse_setting(adapter: TypeAdapter[Any], value: Any, where: str, example: str) -> Any:
-    """Validate one setting by `adapter`.
+    """Return one setting, validated by `adapter`.
 
     Raises:
-        WorkbenchError: one line with the path below `where`, and `example`, which would be right.
+        WorkbenchError: one line with the path below `where`, and `example`, a valid value.
     """
     try:
         return adapter.validate_python(value)
@@ -82,7 +85,9 @@ def non_default_settings(value: Any, path: str = "", baseline: Any = None) -> It
 
 @functools.cache
 def field_comments(model: type[BaseModel]) -> dict[str, str]:
-    """Return by field its description or its comment in the source; nothing where there is neither."""
+    """Return a text for each field by name: its description, or else its comment in the source. Fields with neither are
+    left out.
+    """
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base not in (BaseModel, object):

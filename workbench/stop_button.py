@@ -1,4 +1,4 @@
-"""Let the notebook's stop button stop work in other threads and processes."""
+"""Let the notebook's stop button also stop work in other threads and processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _STOPPABLE: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
 def register_stoppable(target: Stoppable) -> None:
-    """Let the stop button stop `target` as long as it is referenced."""
+    """Make the notebook's stop button call `target.stop()`, as long as `target` is referenced."""
     _STOPPABLE.add(target)
     install_stop_handler()
 
 
 def install_stop_handler() -> None:
-    """Install the handler of the stop button for the time when no cell runs.
+    """Make the notebook's stop button work while no cell runs: it then stops all registered targets.
 
     While a cell runs, the button interrupts the cell and all it waits for. The handler can be set only from within a
     cell or a widget's callback: call this before starting work in another thread.

@@ -1,6 +1,6 @@
-"""SVG elements, scales and axes, numbers with three digits and their unit.
+"""Write SVG elements, scales and axes.
 
-Markup takes its colours from the page around it and has its own where there is none.
+Markup takes its colours from the page around it, and has its own colours outside of a page.
 Series colours are those of Okabe and Ito (2008), distinct to colour-blind readers; amounts are shaded with cividis
 (Nunez, Anderton, Renslow 2018), which such readers see alike.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -22,20 +22,20 @@ from workbench.pixels import colorize
 
 SERIES_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 
-# Variables of JupyterLab's themes, each with what a page has that is none of its own.
+# Variables of JupyterLab's themes, each with a fallback for other pages.
 BASE_STYLE = (
     ".wb-pic{background:var(--jp-layout-color0,#fff);color:var(--jp-ui-font-color0,#1b1b1b);"
     "font:12px var(--jp-ui-font-family,system-ui,sans-serif)}"
     ".wb-pic text{fill:currentColor}.wb-pic .faint{opacity:.62}.wb-pic .grid{stroke:currentColor;stroke-opacity:.18}"
     ".wb-pic .line{fill:none;stroke:currentColor}.wb-pic [data-key]:focus{outline:2px solid #d55e00;outline-offset:1px}"
     + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES_COLOURS))
-    # Paper is white, whatever the theme: a dark one's letters would be white on it.
+    # Print on white with dark letters in every theme.
     + "@media print{.wb-pic{--jp-layout-color0:#fff;--jp-layout-color1:#fff;--jp-layout-color2:#eee;"
     "--jp-ui-font-color0:#1b1b1b;--jp-ui-font-color1:#1b1b1b;--jp-ui-font-color2:#555;--jp-content-font-color1:#1b1b1b;"
     "--jp-border-color1:#bbb;--jp-border-color2:#ccc;--jp-error-color1:#b00020;print-color-adjust:exact}}"
 )
 
-PICTURE_WIDTH = 960.0  # pixels of a drawing where no other width is given
+PICTURE_WIDTH = 960.0  # default width of a drawing in pixels
 CHARACTER_WIDTH = 6.2  # pixels of a character at font size 11
 MIN_DRAWABLE, MAX_DRAWABLE = 1e-30, 1e30  # smaller and larger values are not drawn
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -48,8 +48,9 @@ def format_coordinate(value: float) -> str:
 
 
 def tag(name: str, *inner: str, **attributes: object) -> str:
-    """One element around the markup `inner`; `_` in an attribute's name is `-`, a trailing one is dropped; None is left
-    out."""
+    """Return an SVG or HTML element around the markup `inner`. In attribute names `_` becomes `-`, and a trailing `_`
+    is dropped; attributes with the value None are left out.
+    """
     pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
     content = "".join(
         f' {key}="{format_coordinate(v) if isinstance(v, float) else escape_attribute(v)}"' for key, v in pairs
@@ -63,7 +64,7 @@ def escape_attribute(value: object) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, **attributes: object) -> str:
-    """`tip` is shown where the pointer or the keyboard's focus is; a `key` makes the element one that can be picked."""
+    """Return a rectangle; `tip` is shown on hover and keyboard focus, and a `key` makes the element selectable."""
     return tag("rect", x=float(x), y=float(y), width=float(width), height=float(height), **_interactive(attributes))
 
 
@@ -82,7 +83,7 @@ def path(points: Iterable[tuple[float, float]], **attributes: object) -> str:
 
 
 def diamond(x: float, y: float, half_width: float = 5, half_height: float = 5, **attributes: object) -> str:
-    """Around x, y; `wide` and `high` are from there to its corners."""
+    """Return a diamond around x, y; `half_width` and `half_height` are the distances to its corners."""
     corners = (
         (x, y - half_height),
         (x + half_width, y),
@@ -110,7 +111,9 @@ def group(*inner: str, **attributes: object) -> str:
 
 
 def document(width: float, height: float, *parts: str, title: str) -> str:
-    """Return a whole picture; `title` is read by screen readers. It shrinks with its place, never beyond `width`."""
+    """Return a whole SVG picture with the given elements. It shrinks with its container and is never wider than
+    `width`; `title` is for screen readers.
+    """
     return _isolated(tag(
         "svg", tag("title", escape(title)), tag("style", BASE_STYLE), *parts,
         xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group",
@@ -120,7 +123,9 @@ def document(width: float, height: float, *parts: str, title: str) -> str:
 
 
 def html(*parts: str) -> str:
-    """A picture that is text and tables, in the same colours. `parts` are markup: escape what comes from outside."""
+    """Return a picture of HTML text and tables in the same colours. `parts` are markup: external text must be
+    escaped.
+    """
     return _isolated(f'<div class="wb-pic"><style>{BASE_STYLE}</style>{"".join(parts)}</div>')
 
 
@@ -133,11 +138,11 @@ _TAGS_AND_STYLES = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
 
 
 def _isolated(markup: str) -> str:
-    """Return a picture whose style rules and ids (`wb-...`) hold in it alone, though a page has one space for them all.
+    """Return a picture with style rules and ids (`wb-...`) that only apply within it, although a page has one namespace
+    for all.
 
-    Rules get a class that follows from their text, ids an ending that follows from the picture, so that an equal
-    picture is the same text. Pictures within one share its rules, also those that stand in one of them, and keep their
-    ids.
+    Rules get a class derived from their text, ids a suffix derived from the picture, so that equal pictures have equal
+    text. Nested pictures share the outer rules and keep their ids.
     """
     scope, own = f"st-{_digest(''.join(_STYLES.findall(markup)))}", _digest(markup)
     scoped = _SCOPES.sub(scope, markup)
@@ -147,12 +152,12 @@ def _isolated(markup: str) -> str:
     def renamed(markup: str) -> str:
         return _IDS.sub(lambda found: found[0] if found["own"] else f"{found[0]}-x{own}", markup)
 
-    return _TAGS_AND_STYLES.sub(lambda found: renamed(found[0]), scoped)  # what stands between is a reader's text
+    return _TAGS_AND_STYLES.sub(lambda found: renamed(found[0]), scoped)  # the text between is content
 
 
 @lru_cache(512)
 def _scoped_rules(rules: str, scope: str) -> str:
-    """Return style rules whose selectors all begin with the picture's own class."""
+    """Return the style rules with the picture's class before every selector."""
 
     def within(selector: str) -> str:
         rest = re.sub(r"^\.wb-pic(?![\w-])", "", selector.strip())
@@ -172,11 +177,12 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A chart's axis. With `names` its places 0, 1, ... are categories instead of numbers."""
+    """A chart's axis. With `names` the positions 0, 1, ... are categories instead of numbers."""
 
     title: str
     log: bool = False
     names: tuple[str, ...] = ()
+    percent: bool = False  # whether values are fractions of one
 
     def shows(self, value: float) -> bool:
         return abs(value) <= MAX_DRAWABLE and (not self.log or value >= MIN_DRAWABLE)  # False for NaN too
@@ -194,8 +200,6 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[float], begin: float, end: float, axis: Axis, zero: bool = False) -> Scale:
-        if axis.names:
-            return cls(-0.5, len(axis.names) - 0.5, begin, end)
         known = [value for value in values if axis.shows(value)]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
         if axis.log:
@@ -204,7 +208,7 @@ class Scale:
             return cls(low / 1.1, high * 1.1, begin, end, True)
         low = min(0.0, low) if zero else low
         spread = high - low
-        if spread <= 1e-9 * max(abs(low), abs(high), MIN_DRAWABLE):  # equal, as far as a chart shows
+        if spread <= 1e-9 * max(abs(low), abs(high), MIN_DRAWABLE):  # equal within the resolution of a chart
             spread = max(abs(high), 1.0)
         return cls(low if zero and low == 0 else low - 0.04 * spread, high + 0.04 * spread, begin, end)
 
@@ -216,8 +220,9 @@ class Scale:
         return self.begin + share * (self.end - self.begin)
 
     def ticks(self, max_ticks: int = 6) -> list[float]:
-        """Return round values: multiples of 1, 2 or 5 times a power of ten; of a logarithmic scale, powers of ten and
-        what lies between them, where that gives at least four."""
+        """Return round values for ticks: multiples of 1, 2 or 5 times a power of ten. On a logarithmic scale they are
+        powers of ten, with values between them if needed for at least four.
+        """
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1) if self.log else ()
         for steps in ((1,), (1, 3), (1, 2, 5)):
             found = [float(f"{step * 10.0**power:.6g}") for power in powers for step in steps]
@@ -232,40 +237,17 @@ class Scale:
 
 
 def truncate_to_width(name: str, pixels: float) -> str:
-    """Truncate `name` to the room at font size 11, to three letters at least."""
+    """Truncate `name` to the available width at font size 11, but keep at least three characters."""
     return truncate_text(name, max(3, int(pixels / CHARACTER_WIDTH)))
 
 
 def format_tick(value: float) -> str:
-    """Format a tick: at most four digits, and a suffix for thousands and above."""
+    """Format the number at a tick: at most four digits, and a suffix (k, M, ...) from 10,000 on."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             size = 1e3 if letter == "k" else size
             return f"{value / size:.4g}{letter}"
     return f"{value:.4g}"
-
-
-def x_axis(
-    across: Scale, axis: Axis, top: float, bottom: float, max_ticks: int = 6, label: Callable[..., str] = format_tick
-) -> Iterator[str]:
-    """Draw vertical grid lines with their values or names below, and the axis's title."""
-    names = [(float(place), truncate_to_width(name, 90)) for place, name in enumerate(axis.names)]
-    for value, name in names or [(value, label(value)) for value in across.ticks(max_ticks)]:
-        at = across(value)
-        yield line(at, top, at, bottom, class_="grid")
-        yield text(at, bottom + 15, name, text_anchor="middle", class_="faint")
-    if axis.title:
-        yield text((across.begin + across.end) / 2, bottom + 33, axis.title, text_anchor="middle")
-
-
-def y_axis(up: Scale, axis: Axis, left: float, right: float, max_ticks: int = 6) -> Iterator[str]:
-    """Draw horizontal grid lines with their values to the left, and the axis's title upwards."""
-    for value in up.ticks(max_ticks):
-        at = up(value)
-        yield line(left, at, right, at, class_="grid")
-        yield text(left - 6, at + 4, format_tick(value), text_anchor="end", class_="faint")
-    turned = f"translate(12,{(up.begin + up.end) / 2:.0f}) rotate(-90)"
-    yield text(0, 0, axis.title, text_anchor="middle", transform=turned)
 
 
 def boxes_overlap(one: Box, other: Box) -> bool:
@@ -282,18 +264,3 @@ def _interactive(attributes: dict[str, object]) -> dict[str, object]:
     if "data_key" in changed:
         changed.setdefault("tabindex", 0)
     return changed
-
-
-def format_seconds(value: float | None) -> str:
-    """`1.5 s`, `20 ms`, `3.14 µs`; – for what is not known."""
-    if value is None:
-        return "–"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
-
-
-def format_percent(fraction: float) -> str:
-    """`12.5 %`; what is less than a hundredth of one is not counted out."""
-    return f"{100 * fraction:.3g} %" if fraction >= 0.0001 else "< 0.01 %"

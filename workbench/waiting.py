@@ -1,4 +1,4 @@
-"""Wait for work of other threads while the notebook's widgets go on answering.
+"""Wait for work of other threads, while the notebook's widgets keep answering.
 
 A cell that waits keeps ipykernel from reading messages: a button pressed meanwhile would act when the wait is over.
 Here the waiting thread reads them. Those of widgets are handled at once; all others, such as requests to run cells, are
@@ -26,11 +26,12 @@ _serving: list[_Serve] = []  # by the main thread, which may wait again while it
 
 
 def wait_and_serve(wait: Callable[[float | None], bool], seconds: float | None = None) -> bool:
-    """Wait until `wait` returns True, or so many seconds; return whether it did.
+    """Wait until `wait` returns True or `seconds` have passed; return whether it returned True. Widgets are served
+    meanwhile.
 
     Args:
-        wait: waits at most so many seconds (None: as long as it takes) and returns whether what it waits for is there.
-        seconds: the limit; None for none.
+        wait: waits at most the given seconds (None: without limit) and returns whether the awaited work is done.
+        seconds: time limit; None for no limit.
     """
     stream = _shell_stream()
     if stream is None:
@@ -42,16 +43,6 @@ def wait_and_serve(wait: Callable[[float | None], bool], seconds: float | None =
                 return False
             serve()
     return True
-
-
-def join_and_serve(thread: threading.Thread, seconds: float | None = None) -> bool:
-    """Wait for the end of a thread, or so many seconds; return whether it has ended."""
-
-    def wait(limit: float | None) -> bool:
-        thread.join(limit)
-        return not thread.is_alive()
-
-    return wait_and_serve(wait, seconds)
 
 
 def _shell_stream() -> Any:

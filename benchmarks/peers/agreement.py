@@ -1,4 +1,4 @@
-"""Agreement of a peer's logits with ours, as closely as its weight format allows; checked before anything is timed."""
+"""Compare the logits of each peer with ours before it is timed, within an error bound for its weight format."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ ROUNDING_FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another orde
 
 
 def prompt_of(vocab: int, seed: int) -> tuple[int, ...]:
-    """Return the prompt whose last logits are compared."""
+    """Return the token ids of the prompt after which logits are compared."""
     return random_token_ids(random.Random(f"agreement/{seed}"), vocab, PROMPT_TOKENS)
 
 
 class LogitsReference:
-    """Our logits of one prompt, exact in float32, and an error bound for each weight format.
+    """Our float32 logits after one prompt, and the relative error allowed to a peer for each weight format.
 
     The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (oracle/naive.py) in
     bfloat16 with the weights rounded to that format (float32: against float64), plus `ROUNDING_FLOOR`, at most
     `MAX_RELATIVE_ERROR`. On random weights INT4 alone has an error of half the logits' size, so that bound is weak: a
-    peer's dense weights are compared too. Beside a file the plain computation rounds what enters products to INT8 in
-    blocks of columns, as llama.cpp does. `state` has the weights where `seed` does not draw them."""
+    peer's dense weights are compared too. For a quantized file the plain computation also rounds the inputs of matrix
+    products to INT8 in blocks of columns, as llama.cpp does. `state` holds the weights; without it they are drawn from
+    `seed`."""
 
     def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str], state: Mapping[str, Tensor] | None = None):
         self.prompt = prompt_of(spec.vocab_size, seed)
@@ -64,8 +65,8 @@ class LogitsReference:
         return _last(spec, rounded, ids, torch.bfloat16)
 
     def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
-        """Return the relative error of each row against our float32 logits (None: not finite), the bound, and the
-        problem ("" if none)."""
+        """Return the relative error of each row of logits against our float32 logits (None: not finite), the error
+        bound, and the reason of a disagreement ("" if there is none)."""
         exact = self.exact["float32" if format == "float32" else "bfloat16"]
         bound, reason = self.bounds[format], ""
         errors: dict[str, float | None] = {}
@@ -84,21 +85,23 @@ class LogitsReference:
 
 
 def bound_for(own_error: float) -> float:
-    """Return the error bound of a peer where the plain computation at the same precision has the error `own_error`."""
+    """Return the relative error allowed to a peer, given the error `own_error` of the plain computation at the same
+    precision."""
     return min(MAX_RELATIVE_ERROR, ERROR_MARGIN * own_error + ROUNDING_FLOOR)
 
 
 def relative_error(values: Tensor, exact: Tensor) -> float:
-    """Return |values - exact| / |exact|, Euclidean over the vocabulary."""
+    """Return |values - exact| / |exact|, with the Euclidean norm over the vocabulary."""
     exact = exact.double()
     return ((values.double() - exact).norm() / exact.norm()).item()
 
 
 def round_to_format(format: str, values: Tensor) -> Tensor:
-    """Round a parameter as coarsely as `format` may: symmetric INT8 with a scale a row, or INT4 with a scale per 32
+    """Return a parameter rounded to a weight format: symmetric INT8 with a scale per row, or INT4 with a scale per 32
     columns.
 
-    Every matrix is rounded, head and embedding too, as some tools do; norms and biases are not."""
+    Every matrix is rounded, the head and the embedding too, as in some tools; norms, biases and dense formats are
+    not."""
     if values.ndim < 2 or format in DENSE_FORMATS:
         return values
     if format == "int8":

@@ -1,4 +1,4 @@
-"""Catalog of peers: the script of each, its model format, and its abilities."""
+"""List the peers: the script of each, its model format, and the weight formats and workloads that it supports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WORKBENCH = "workbench"
 
 @dataclass(frozen=True)
 class Peer:
-    """One tool with one set of options. `tool` names its interpreter, `packages` the distributions that make its
-    version."""
+    """One tool with one set of options. `tool` names its Python interpreter; `packages` are the distributions whose
+    versions are recorded."""
 
     name: str
     tool: str
@@ -75,8 +75,8 @@ FOREIGN_PEERS = (
 
 
 def workbench_peer(backend: str, model: str, seed: int, settings: Mapping[str, Any]) -> Peer:
-    """Return the workbench on `backend` as a peer; its name has the backend unless that is auto. `settings` go to
-    `workbench.load`."""
+    """Return the workbench on `backend` as a peer, whose name ends with the backend unless it is auto. `settings` are
+    arguments of `workbench.load`."""
     return Peer(
         WORKBENCH if backend == "auto" else f"{WORKBENCH} {backend}", WORKBENCH, "run_workbench.py", "none",
         (*FORMATS, FILE),
@@ -87,7 +87,7 @@ def workbench_peer(backend: str, model: str, seed: int, settings: Mapping[str, A
 
 
 def foreign_peers(names: Sequence[str] | None) -> tuple[Peer, ...]:
-    """Return the peers of these names (None: all). Raises WorkbenchError for an unknown name."""
+    """Return the peers with these names (None: all known peers). Raises WorkbenchError for an unknown name."""
     known = {peer.name: peer for peer in FOREIGN_PEERS}
     for name in names or ():
         if name not in known:
@@ -95,20 +95,19 @@ def foreign_peers(names: Sequence[str] | None) -> tuple[Peer, ...]:
     return FOREIGN_PEERS if names is None else tuple(known[name] for name in names)
 
 
-def interpreters(given: Sequence[str] = ()) -> dict[str, str]:
-    """Return the interpreter of each tool from `name=path` words.
+def interpreters() -> dict[str, str]:
+    """Return the Python interpreter of each tool, as listed in WORKBENCH_PEER_PYTHONS: `name=path` separated by colons.
 
-    WORKBENCH_PEER_PYTHONS holds such words too, separated by colons; `given` outranks it. Raises WorkbenchError for an
-    unknown tool or a path without a program."""
+    Raises WorkbenchError for an unknown tool or a path without a program."""
     tools = {peer.tool for peer in FOREIGN_PEERS} | {WORKBENCH}
     stored = [word for word in os.environ.get(INTERPRETERS_VARIABLE, "").split(os.pathsep) if word]
     found: dict[str, str] = {}
-    for word in [*stored, *given]:
+    for word in stored:
         name, equals, path = word.partition("=")
         if not equals or name not in tools:
-            raise WorkbenchError(f"--peer-python {word!r}: must be NAME=PATH; names: {', '.join(sorted(tools))}")
+            raise WorkbenchError(f"{INTERPRETERS_VARIABLE}: {word!r} is not NAME=PATH of {', '.join(sorted(tools))}")
         if not os.access(path, os.X_OK) or Path(path).is_dir():
-            raise WorkbenchError(f"--peer-python {word!r}: no program lies at {path}")
+            raise WorkbenchError(f"{INTERPRETERS_VARIABLE}: {word!r}: no program lies at {path}")
         found[name] = path
     return found
 

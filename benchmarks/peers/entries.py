@@ -1,4 +1,5 @@
-"""Entries of the peer benchmark, one for each workload, format and peer, with the reason where one is not timed."""
+"""List the entries of the peer benchmark: each workload, weight format and peer, with the reason why an entry is not
+timed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from workbench.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class PeerEntry:
-    """One entry: a peer, a format, a workload, and the reason why it is not timed ("ok": it is)."""
+    """One measurement to make: a peer, a weight format and a workload, with a status ("ok": it is timed) and the reason
+    for any other status."""
 
     peer: Peer
     format: str
@@ -22,7 +24,8 @@ class PeerEntry:
 
 
 def check_supported(entry: PeerEntry, spec: ModelSpec) -> PeerEntry:
-    """Return the entry, with a reason where the peer or the model does not support it."""
+    """Return the entry, marked as unsupported with a reason if the peer or the model cannot run its format or
+    workload."""
     peer, format, work = entry.peer, entry.format, entry.workload
     reason = ""
     if format not in peer.formats:
@@ -35,20 +38,21 @@ def check_supported(entry: PeerEntry, spec: ModelSpec) -> PeerEntry:
 
 
 def formats_to_compare(entry: PeerEntry) -> tuple[str, ...]:
-    """Return the formats whose logits must agree: for quantized weights dense ones too, where the bound is narrow."""
+    """Return the weight formats whose logits are compared before an entry is timed: its own, and for a quantized format
+    also a dense one, whose bound is narrow."""
     if entry.format in (*DENSE_FORMATS, FILE):
         return (entry.format,)
     return "bfloat16" if "bfloat16" in entry.peer.formats else "float32", entry.format
 
 
 def comparisons(entries: Sequence[PeerEntry]) -> list[tuple[Peer, str]]:
-    """Return every (peer, format) whose logits are compared before timing, each once."""
+    """Return each pair of peer and weight format whose logits must be compared before timing, without duplicates."""
     pairs = [(entry.peer, format) for entry in entries if entry.status == "ok" for format in formats_to_compare(entry)]
     return list({(peer.name, format): (peer, format) for peer, format in pairs}.values())
 
 
 def check_agreement(entry: PeerEntry, agreement: Sequence[dict]) -> PeerEntry:
-    """Return the entry, with a reason where the peer's logits did not agree."""
+    """Return the entry, marked as not timed with a reason if the peer's logits did not agree with ours."""
     if entry.status != "ok":
         return entry
     found = {each["format"]: each for each in agreement if each["peer"] == entry.peer.name}

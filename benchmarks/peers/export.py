@@ -1,4 +1,4 @@
-"""Exports of a seeded random model in every tool's format, made once in a folder and used by all rounds."""
+"""Export a seeded random model to the format of each tool, once per folder; all rounds use the same export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t0", "b
 
 
 class ExportFailure(Exception):
-    """The model could not be exported to this format; `status` is absent, unsupported or failed."""
+    """The model could not be exported to this format; `status` says why: absent, unsupported or failed."""
 
     def __init__(self, answer: dict):
         super().__init__(answer["reason"])
@@ -36,8 +36,8 @@ class ExportFailure(Exception):
 
 @dataclass(frozen=True)
 class ModelExports:
-    """Exports of one model under `folder`, made with the tools' own exporters in the tools' own interpreters; a model
-    that is a GGUF `file` is read by each tool as it lies."""
+    """Exports of one model under `folder`, made by each tool's own exporter in its own interpreter. A model that is a
+    GGUF `file` is not exported: each tool reads the file itself."""
 
     folder: Path
     spec: ModelSpec
@@ -46,13 +46,13 @@ class ModelExports:
     file: Path | None = None
 
     def export(self, model_format: str, format: str, python: str, packages: Sequence[str] = ()) -> tuple[Path, str]:
-        """Export the model for a tool, or find the export.
+        """Export the model for one tool, or return an existing export.
 
         Args:
             model_format: Kind of export: folder, gguf, openvino, onnx.
             format: Weight format.
             python: The tool's interpreter.
-            packages: Distributions of the tool; other versions of them export again.
+            packages: Distributions of the tool; a change of their versions exports the model again.
 
         Returns:
             The path (a file for gguf, else a folder), and a description of its weights.
@@ -112,7 +112,7 @@ class ModelExports:
 
 
 def write_tokenizer(file: Path, vocab: int) -> None:
-    """Write a tokenizer of `vocab` words `t0`, `t1`, ...: some tools require one, none of our measurements uses it."""
+    """Write a tokenizer with `vocab` entries `t0`, `t1`, ...: some tools require one, though no measurement uses it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"t{index}": index for index in range(vocab)}

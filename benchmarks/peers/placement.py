@@ -1,6 +1,7 @@
-"""Core placement of rounds: a virtual machine's two cores may move between one core complex and two.
+"""Group runs by the placement of their cores: the two cores of a virtual machine may lie in one core complex or in two.
 
-Memory and cache bandwidth change with the placement. Runs are grouped by the time of a cache line from core to core."""
+Memory and cache bandwidth depend on the placement, which is recognized by the latency of passing a cache line from core
+to core."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MIN_LATENCY_RATIO = (
 
 
 def core_to_core_ns() -> float | None:
-    """Measure the nanoseconds of a cache line from one core to another; None where that is impossible."""
+    """Measure the nanoseconds that a cache line takes from one core to another; None if the mlir backend does not work
+    here."""
     if backend_problems()[Backend.MLIR]:
         return None
     from compiled_kernels.core_latency import core_to_core_seconds
@@ -25,7 +27,8 @@ def core_to_core_ns() -> float | None:
 
 
 def group_by_placement(latencies: Sequence[float | None]) -> list[int]:
-    """Return the index of each run's placement, nearest cores first; all 0 where nothing was measured."""
+    """Return the number of each run's placement: 0 for the lowest latency, then upwards. Runs without a measured
+    latency get 0."""
     numbers: dict[float, int] = {}
     least, number = 0.0, -1
     for each in sorted({each for each in latencies if each is not None}):
@@ -36,7 +39,8 @@ def group_by_placement(latencies: Sequence[float | None]) -> list[int]:
 
 
 def largest_placement(runs: Sequence[dict]) -> list[dict]:
-    """Return the runs of the placement with most runs, of equal ones the nearest: only these are comparable."""
+    """Return the runs of the placement that has most runs (of equally many, the placement with the lowest latency):
+    only runs of one placement are comparable."""
     numbers = group_by_placement([run.get("core_to_core_ns") for run in runs])
     if not numbers:
         return []

@@ -1,5 +1,5 @@
-"""Run one script in a process of its own, with an environment, a time limit, and an answer or the reason of its
-failure."""
+"""Run one script in a separate process with its own environment and a time limit, and return its answer or the reason
+of its failure."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def run_script(
     environment: Mapping[str, str] | None = None,
     scripts: Path = SCRIPTS,
 ) -> dict:
-    """Run `script` on `job` and return its answer (see scripts/peer_protocol.py).
+    """Run `script` on `job` in a separate process and return its JSON answer (see scripts/peer_protocol.py).
 
-    A failure of any kind is an answer too: status `failed`, with the last lines of the process as reason.
+    Any failure is returned as an answer too: status `failed`, with the last lines of the process's output as the
+    reason.
 
     Args:
         python: The interpreter.
@@ -68,7 +69,8 @@ def run_script(
 
 @functools.cache
 def installed(python: str, packages: tuple[str, ...]) -> str:
-    """Return the versions of these distributions in `python`, as JSON; empty where it does not start."""
+    """Return the versions of the distributions installed in the interpreter `python`, as JSON; empty if the interpreter
+    does not start."""
     try:
         done = subprocess.run(
             [python, "-c", VERSIONS, *packages],
@@ -83,18 +85,20 @@ def installed(python: str, packages: tuple[str, ...]) -> str:
 
 
 def strip_folders(text: str) -> str:
-    """Return `text` on one short line with each path cut to its last name: records contain no paths of this machine."""
+    """Return `text` on one line, shortened, with each path cut to its last component, so that records contain no paths
+    of this machine."""
     return " ".join(re.sub(r"(?<![\w.:/])(?:/[^\s/:'\"]+)+/(?=[^\s/])", "", text).split())[:MAX_REASON_CHARACTERS]
 
 
 def first_cores(threads: int) -> list[int]:
-    """Return the cores that every peer is pinned to: as many as threads, or none where the system cannot pin."""
+    """Return the numbers of the cores that each peer is pinned to, as many as `threads`; empty if the system cannot pin
+    processes."""
     return sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else []
 
 
 def script_environment(threads: int, more: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment for a foreign interpreter, without variables that mislead it, and every thread pool at
-    `threads`."""
+    """Return the environment variables for another tool's interpreter: ours without PYTHONPATH and PYTHONHOME, offline,
+    and with every thread pool set to `threads`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return {
         **kept,

@@ -1,4 +1,5 @@
-"""Rows of the peer benchmark: medians, spread, and ratios within one workload and format."""
+"""Summarize the peer benchmark as rows: medians, spread, and ratios among peers with the same workload and weight
+format."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ PeerRow = dict[str, Any]
 
 
 def summarize_runs(lines: Sequence[PeerRow], runs: Sequence[dict]) -> list[PeerRow]:
-    """Add to each entry (peer, format, work, status, reason) its measurements, where it was timed.
+    """Add to each entry in `lines` (peer, format, work, status, reason) the figures of its measurements in `runs`, if
+    it was timed.
 
-    Only runs of one core placement are compared (see placement.py): `left_out` counts the others, `core_to_core_ns` is
-    the placement's latency. `tokens_per_s` is the median over all repetitions of all rounds, `rounds` the median of
-    each round, `spread` their minimum and maximum. `of_workbench` is the ratio of medians to the first workbench row,
-    `of_best_peer` to the fastest other row, of the same workload and format."""
+    Only runs of one core placement are compared (see placement.py): `left_out` counts the runs of other placements,
+    `core_to_core_ns` is the placement's latency. `tokens_per_s` is the median over all repetitions of all rounds,
+    `rounds` the median of each round, `spread` their minimum and maximum. `of_workbench` is the ratio of medians to the
+    first workbench row, `of_best_peer` to the fastest other row, of the same workload and format."""
     together: dict[tuple[str, str], list[dict]] = {}
     for run in runs:
         together.setdefault(_key(run)[1:], []).append(run)

@@ -1,5 +1,5 @@
-"""Benchmark every peer on the same model: logits first, then interleaved rounds, each measurement in a process of its
-own."""
+"""Benchmark every peer on the same model: compare logits first, then time interleaved rounds, each measurement in a
+separate process."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def run_peers(
 ) -> dict[str, Any]:
     """Time peers and the workbench on one model and return the record.
 
-    In each round each workload, format and peer has one process: a warm-up, then `repetitions`. Two processes never run
-    at once. A peer that is absent, unsupported, in disagreement with our logits or failing is a row with the reason.
+    In each round each combination of workload, format and peer gets one process, which runs a warm-up and then
+    `repetitions`. Two processes never run at once. A peer that is not installed, is unsupported, disagrees with our
+    logits or fails gets a row with the reason.
 
     Args:
         model: A `shape:NAME`, or a GGUF file or its name among the fetched models, with the format `file` alone.
@@ -184,26 +185,16 @@ class _PeerBench:
 
 
 def file_of(model: str) -> Path | None:
-    """Return the GGUF file that `model` names, None where it names none."""
+    """Return the GGUF file that `model` names; None if it does not name one."""
     found = fetched_model(model) or Path(model)
     return found.resolve() if found.suffix == ".gguf" else None
-
-
-def asked_format(model: str, dtype: str, weights: str) -> str:
-    """Return the format of what `workbench bench` is asked for. Raises WorkbenchError where its options contradict."""
-    own = weights in ("auto", "dense")
-    if not own and dtype not in ("auto", "bfloat16"):
-        raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
-    if file_of(model) is not None and dtype == weights == "auto":
-        return FILE
-    return "bfloat16" if own and dtype == "auto" else dtype if own else weights
 
 
 def _checked(
     model: str, file: Path | None, formats: Sequence[str], rounds: int, repetitions: int, threads: int
 ) -> ModelSpec:
     if file is None and not model.startswith(SHAPE):
-        raise WorkbenchError(f"--peers with model {model!r}: give shape:NAME (random weights) or FILE.gguf")
+        raise WorkbenchError(f"model {model!r}: give shape:NAME (random weights) or FILE.gguf")
     known = FORMATS if file is None else (FILE,)
     for format in formats:
         if format not in known:

@@ -1,4 +1,4 @@
-"""Compare servers over HTTP, by the requests a second that keep a promise.
+"""Compare servers over HTTP by goodput: the requests per second that meet a fixed latency limit.
 
     python -m benchmarks.peers.servers --llama-server FILE --vllm-python FILE [--out experiments/records]
 
@@ -77,7 +77,7 @@ PRINTABLE = [chr(each) for each in range(33, 127)]
 
 @dataclass(frozen=True)
 class ServerProgram:
-    """A server's command, without the port, and what `/v1/completions` calls its model."""
+    """The command that starts a server, without the port, and the model's name in `/v1/completions`."""
 
     name: str
     command: tuple[str, ...]
@@ -88,7 +88,8 @@ class ServerProgram:
 
 
 def make_model(shape: str, folder: Path, seed: int = 0) -> ModelSpec:
-    """Write the model as a Hugging Face folder, `folder / "hf"`, and as `folder / "model.gguf"`."""
+    """Write a random model as a Hugging Face folder `folder / "hf"` and as `folder / "model.gguf"`; return its
+    architecture."""
     spec = SHAPES[shape]
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(json.dumps(made_up_tokenizer(spec.vocab_size)))
@@ -122,7 +123,7 @@ def made_up_tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def programs(folder: Path, llama_server: Path | None, vllm_python: Path | None) -> list[ServerProgram]:
-    """Return the servers that there are programs for, ours first."""
+    """Return the servers whose programs are given, the workbench's first."""
     python, gguf, hf = sys.executable, str(folder / "model.gguf"), str(folder / "hf")
     workbench = str(Path(python).with_name("workbench"))
     found = []
@@ -155,14 +156,14 @@ def programs(folder: Path, llama_server: Path | None, vllm_python: Path | None) 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers at `url`; `group` is its processes' group."""
+    """A running server that answers at `url`; `group` is the process group of all its processes."""
 
     url: str
     group: int
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Let a paused server go on within the block."""
+        """Resume a paused server within the `with` block, and pause it again at the end."""
         os.killpg(self.group, signal.SIGCONT)
         try:
             yield
@@ -175,7 +176,8 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(program: ServerProgram, log: Path) -> Iterator[RunningServer]:
-    """Run a server; yield it once it answers, and end it and what it started behind the block."""
+    """Start a server and yield it once it answers; at the end of the `with` block, end it with all processes that it
+    started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -211,7 +213,8 @@ def _answers(url: str) -> bool:
 
 
 def draw_load(rate: float, vocab_size: int, draw: random.Random) -> list[dict[str, Any]]:
-    """Return what is asked and when: `after` seconds, prompt ids, output tokens."""
+    """Draw the requests of one window: for each the seconds `after` which it is sent, its prompt ids, and its number of
+    output tokens."""
     found, at = [], draw.expovariate(rate)
     while at < WINDOW_SECONDS:
         prompt = [draw.randrange(256, vocab_size) for _ in range(draw.randint(*PROMPTS))]
@@ -236,7 +239,8 @@ def ask_server(client: ClientProcess, url: str, model: str, load: Sequence[Mappi
 
 
 def judge(load: Sequence[Mapping[str, Any]], replies: Sequence[Reply]) -> dict[str, Any]:
-    """Return the times of each request and how many kept the promise, per second of the window."""
+    """Return the TTFT and TPOT of each request, and the goodput: requests that met the latency limits, per second of
+    the window."""
     ttft, tpot, kept = [], [], 0
     for asked, reply in zip(load, replies, strict=True):
         times = [at for at, event in zip(reply.times, reply.events, strict=True) if _has_token(event)]
@@ -268,7 +272,7 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 
 def measure(found: Sequence[ServerProgram], vocab_size: int, folder: Path, rounds: int, report: Any) -> dict[str, Any]:
-    """Run the servers side by side, each asked alone in turn; return the record's figures."""
+    """Measure all servers in rounds, one server at a time; return the figures of the record."""
     rows: list[dict[str, Any]] = []
     before = cpu_times()
     with contextlib.ExitStack() as stack:
@@ -341,7 +345,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="rounds; servers are asked in another order in each")] = 3,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Measure goodput at a fixed promise of the workbench's server and of others, with one load generator."""
+    """Measure the goodput of the workbench's server and of others at fixed latency limits, with one load generator."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = make_model(shape, folder)

@@ -1,4 +1,4 @@
-"""The record of the peer benchmark as tables, Markdown, and a file in experiments/records/."""
+"""Show the record of the peer benchmark as tables and Markdown, and write it to experiments/records/."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from workbench.display import Table
-from workbench.machine.processor import is_contended
+from workbench.machine.processor import contention_remark
 from workbench.runs.folder import write_dated_record
 
 COLUMNS = ("peer", "tokens/s", "rounds", "of workbench", "of best peer", "load s", "peak MB", "how, or why not")
 
 
 def peers_tables(record: Mapping[str, Any]) -> list[Table]:
-    """Return one table for each workload and format."""
+    """Return one table for each workload and weight format."""
     return [Table(title, list(map(_cells, rows)), COLUMNS, left=COLUMNS[-1:]) for title, rows in _sections(record)]
 
 
 def peers_markdown(record: Mapping[str, Any]) -> str:
-    """Return the tables as Markdown, with the machine and every peer's versions."""
+    """Return the tables as Markdown, with the machine and the versions of every peer's packages."""
     settings, cpu = record["settings"], record["environment"]["cpu"]
     lines = [
         f"{record['model']['name']}, seed {record['model']['seed']}, {settings['threads']} threads, "
@@ -51,9 +51,9 @@ def _sections(record: Mapping[str, Any]) -> list[tuple[str, list[dict]]]:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if "tokens_per_s" not in row:
         return [row["peer"], row["status"], *[""] * 5, row["reason"]]
-    how, busy = row["how"], row["others_cpu_share"]
-    if is_contended(busy):
-        how += f" (contention: {busy:.0%} of the processor; unreliable)"
+    how = row["how"]
+    if remark := contention_remark(row["others_cpu_share"]):
+        how += f" ({remark})"
     if row.get("left_out"):
         how += f" ({row['left_out']} rounds with the cores elsewhere left out)"
     low, high = row["spread"]

@@ -1,4 +1,4 @@
-"""Workloads of the peer benchmark: decode, prefill, and sixteen requests at once."""
+"""Define the workloads of the peer benchmark: decode, prefill, and sixteen requests at once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MIN_PROMPT = 16  # tokens before a decode at depth 0
 
 @dataclass(frozen=True)
 class PeerWorkload:
-    """One workload to time. `requests` run together; `name` is its row in the table.
+    """One workload to time. Its `requests` run together, and `name` is its row in the table.
 
-    tokens/s are: output tokens after the first (`decode`), prompt tokens until the first output token (`prefill`), all
-    output tokens over the wall time (`mixed`)."""
+    Its tokens per second count, for `decode`, output tokens after the first; for `prefill`, prompt tokens until the
+    first output token; for `mixed`, all output tokens, each divided by the wall time that they took."""
 
     name: str
     kind: Literal["decode", "prefill", "mixed"]
@@ -30,7 +30,8 @@ class PeerWorkload:
         return max(prompt + output for prompt, output in self.requests)
 
     def repetition(self, vocab: int, seed: int) -> list[dict]:
-        """Return the requests with random prompts of their own, so that no prefix cache helps the next repetition."""
+        """Return the requests of one repetition, with new random prompts, so that no prefix cache from an earlier
+        repetition helps."""
         draw = random.Random(f"{self.name}/{seed}")
         return [
             {"prompt": random_token_ids(draw, vocab, prompt), "output_tokens": output}
@@ -39,17 +40,19 @@ class PeerWorkload:
 
 
 def decode_workload(depth: int = 0, output_tokens: int = 128) -> PeerWorkload:
-    """Return a workload of one request that decodes after `depth` tokens (at least a short prompt)."""
+    """Return a workload of one request that decodes `output_tokens` tokens after a context of `depth` tokens (at least
+    a short prompt)."""
     return PeerWorkload(f"decode at {depth}", "decode", ((max(depth, MIN_PROMPT), output_tokens),))
 
 
 def prefill_workload(tokens: int) -> PeerWorkload:
-    """Return a workload that times the first token after a prompt of `tokens`."""
+    """Return a workload that times the first token after a prompt of `tokens` tokens."""
     return PeerWorkload(f"prefill {tokens}", "prefill", ((tokens, 1),))
 
 
 def mixed_workload(*arguments: Any, **settings: Any) -> PeerWorkload:
-    """Return a workload of requests at once, their lengths drawn by `mixed_lengths`, whose arguments it takes."""
+    """Return a workload of requests that run at once. Its arguments are those of `mixed_lengths`, which draws the
+    lengths."""
     lengths = mixed_lengths(*arguments, **settings)
     return PeerWorkload(f"mixed {len(lengths)}", "mixed", lengths)
 
@@ -59,8 +62,8 @@ def standard_workloads() -> tuple[PeerWorkload, ...]:
 
 
 def parse_workloads(names: Sequence[str]) -> tuple[PeerWorkload, ...]:
-    """Parse workloads from the command line: `decode`, `decode@4096`, `prefill@512`, `mixed`; `all` is the standard
-    five."""
+    """Parse workload names from the command line: `decode`, `decode@4096`, `prefill@512`, `mixed`; `all` means the
+    standard five."""
     chosen: list[PeerWorkload] = []
     for name in names:
         kind, _, number = name.partition("@")

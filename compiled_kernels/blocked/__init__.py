@@ -1,4 +1,4 @@
-"""Weights laid out in panels, and the products that read them."""
+"""Multiply by weights that are stored in panels: blocks of 32 output columns (see layout.py)."""
 
 from compiled_kernels.blocked.layout import as_words, from_panels, in_panels, panels_problem, shape_of, to_panels
 

@@ -1,7 +1,8 @@
-"""Products of a few rows with a weight in panels: each panel is read once, for all rows, at memory's pace.
+"""Multiply up to about six rows with a weight stored in panels, blocks of 32 output columns (see layout.py). Each panel
+is read once for all rows, at memory bandwidth.
 
 for each panel:  totals = 0
-  for each run of the width:  sums = products of the run, begun at zero
+  for each run of the width:  sums = products of the run, starting at zero
                               totals += sums * scale [+ minimum * sum of x]
 """
 
@@ -21,15 +22,15 @@ from compiled_kernels.builder.target import Named, largest_divisor, memref
 from compiled_kernels.builder.values import Value, constant, fma, index
 from compiled_kernels.builder.vectors import total
 
-MAX_WIDENED_BYTES = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
-# Bytes from what is read of a panel to what is fetched meanwhile. Of bfloat16, 1,024 read a tenth faster than 4,096 on
-# Zen 3 (medians of 40 rounds in turns); of INT8 they read no faster.
+MAX_WIDENED_BYTES = 1 << 19  # maximum bytes per thread for bfloat16 rows widened once to float32
+# Distance in bytes from the position read in a panel to the prefetched one. For bfloat16, 1,024 is a tenth faster
+# than 4,096 on Zen 3 (medians of 40 alternating rounds); for INT8 it is no faster.
 PREFETCH_DISTANCE_BYTES = {"bf16": 1024}
 OTHER_PREFETCH_DISTANCE_BYTES = 4096
 
 
 class PanelPass(NamedTuple):
-    """One of the passes over a panel, each for some of the rows."""
+    """The number of a pass over a panel, and the count of passes: each pass multiplies some of the rows."""
 
     number: int = 0
     count: int = 1
@@ -39,8 +40,10 @@ ONLY_PASS = PanelPass()
 
 
 class Operands(NamedTuple):
-    """Hold what a product works with: rows of x, the weight's words, scales, minima and bias, and where results go; the
-    sums of x of each group [row, group], where there are minima, and their rows, where they are others than x's."""
+    """The operands of a product: the rows of x, the weight's tensors (words, scales, minima, bias) and the output. With
+    minima there are also the sums of x over each group of columns [row, group], and the indices of these sums' rows if
+    they differ from those of x.
+    """
 
     x: Value
     weights: Sequence[Value]
@@ -51,8 +54,9 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class FewRows(Panels):
-    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then. `out` has
-    `columns` columns unless that is 0, of which those from `first_column` on are this weight's."""
+    """The product of exactly `rows` rows with a weight in panels. With `accumulate` it is added to `out`, which is then
+    float32. If `columns` is not 0, `out` has that many columns, and this weight's columns begin at `first_column`.
+    """
 
     rows: int = 1
     accumulate: bool = False
@@ -62,13 +66,15 @@ class FewRows(Panels):
 
     @property
     def block(self) -> int:
-        """Return the columns that are computed together."""
+        """Return the number of output columns that are computed together."""
         return PANEL
 
     @property
     def rows_per_pass(self) -> int:
-        """Return the rows that a panel is multiplied with at once: as many as the registers hold sums for all its
-        columns (and totals, of groups), or `TILE_ROWS` for some of them; passes of about the same number."""
+        """Return the number of rows multiplied with a panel at once. Their sums (and totals, with groups) fit in
+        registers for all of its columns, or up to `TILE_ROWS` rows for some of its columns. Passes have about equal
+        numbers of rows.
+        """
         most = max(TILE_ROWS, TILE_ROWS * self.vectors_per_tile * self.lanes // PANEL // (2 if self.group else 1))
         return -(-self.rows // -(-self.rows // most))
 
@@ -82,13 +88,14 @@ class FewRows(Panels):
 
 
 def weight_names(product: Panels) -> list[Named]:
-    """Return the weight's arguments of a product's function."""
+    """Return the weight's arguments in a product's function."""
     return [Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types)]
 
 
 def few(product: FewRows) -> None:
-    """Make @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
-    output columns from begin to end, both multiples of a panel's."""
+    """Build the function @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin,
+    end), which computes the output columns from begin to end, both multiples of a panel's columns.
+    """
     weights = weight_names(product)
     bounds = Named("begin", "index"), Named("end", "index")
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type), *bounds]
@@ -104,8 +111,9 @@ def few(product: FewRows) -> None:
 
 
 def prepared(product: FewRows, given: dict[str, Value], rows: int) -> Operands:
-    """Return a function's arguments as operands: x widened beforehand, where sums are of float32 and that is little
-    memory, and its sums."""
+    """Return a function's arguments as operands, with the sums of x that minima need. If sums are float32 and x is
+    small, x is converted to float32 first.
+    """
     weights = [given[each.name] for each in weight_names(product)]
     x = given["x"]
     sums = x_sums(product, x, rows, 0, rows) if product.has_minima and not product.w8a8 else None
@@ -123,7 +131,9 @@ def x_sums(
     product: Panels, x: Value, kept: int, begin: Value | int, end: Value | int,
     row_at: Callable[[Value], Value] = lambda place: place,
 ) -> Value:  # fmt: skip
-    """Return the sum of x of each group of the rows at places from `begin` to `end`, which are `kept` at most."""
+    """Return the sums of x over each group of columns [row, group], for the rows at the indices `begin` to `end`, which
+    are at most `kept` rows.
+    """
     groups = product.in_features // product.group
     found = alloca(memref((kept, groups), "f32"))
     with loop(begin, end) as place, loop(0, groups) as group:
@@ -133,7 +143,7 @@ def x_sums(
 
 
 def group_sum(product: Panels, x: Value, row: Value, at: Value) -> Value:
-    """Return the sum of a row's numbers of the group at `at`."""
+    """Return the sum of one row of x over the group of columns that begins at `at`."""
     lanes = largest_divisor(product.group, 16)
     vectors = (x.load(lanes, row, at + i).to("f32") for i in range(0, product.group, lanes))
     found = next(vectors)
@@ -146,8 +156,9 @@ def panel_rows(
     product: FewRows, operands: Operands, column: Value, rows: Sequence[Value], out_rows: Sequence[Value],
     stored_from: Value, passes: PanelPass = ONLY_PASS,
 ) -> None:  # fmt: skip
-    """Multiply some rows of x with the columns of the panel that begins with `column`: to `out_rows`, from the column
-    `stored_from` on."""
+    """Multiply some rows of x with the panel that begins at output column `column`, and store the results in the rows
+    `out_rows` of the output, from column `stored_from` on.
+    """
     panel, wide = column // PANEL, _vectors(product, len(rows))
     for at in range(0, PANEL, wide * product.lanes):
         columns = range(at, at + wide * product.lanes, product.lanes)
@@ -156,8 +167,7 @@ def panel_rows(
 
 
 def _vectors(product: FewRows, rows: int) -> int:
-    """Return how many vectors of a panel's columns have their sums kept at once: all of them where the registers hold
-    that."""
+    """Return how many column vectors of a panel are summed at once: all of them if they fit in the registers."""
     whole = PANEL // product.lanes
     return whole if rows * whole <= TILE_ROWS * product.vectors_per_tile else product.vectors_per_tile
 
@@ -165,7 +175,7 @@ def _vectors(product: FewRows, rows: int) -> int:
 def _totals(
     product: FewRows, operands: Operands, rows: Sequence[Value], panel: Value, columns: range, passes: PanelPass
 ) -> list[Value]:
-    """Return the sums of rows of x with some columns of a panel, along the whole width."""
+    """Return the products of rows of x with some columns of a panel, summed along the whole width."""
     zero = [constant(0, product.sum_kind, product.lanes)] * (len(rows) * len(columns))
     x = input_rows(product, operands.x, rows)
 
@@ -190,15 +200,16 @@ def _totals(
 
 
 class Source(NamedTuple):
-    """Give what a run of the weight is read from: at a place of it the parts of a unit, and the scale (and minimum) of
-    a group, for each vector of columns."""
+    """Two functions that load a weight at a position of the width, each for every vector of columns: `unit` the parts
+    of the unit there, `scales` the scale (and minimum) of the group there.
+    """
 
     unit: Callable[[Value], list[list[Value]]]
     scales: Callable[[Value], list[list[Value]]]
 
 
 class Sums(NamedTuple):
-    """Rows of x from a column on, and where the sums of x of their groups are, if these are wanted."""
+    """Rows of x from column `column` on, and optionally the sums of x over groups, with the indices of their rows."""
 
     x: InputRows
     x_sums: Value | None
@@ -207,7 +218,9 @@ class Sums(NamedTuple):
 
 
 def run_totals(product: Panels, source: Source, of: Sums, at: Value, totals: Sequence[Value]) -> list[Value]:
-    """Return `totals` and the products of a run of whole groups, which begins at `at` of the `source`."""
+    """Return `totals` plus the products of x with one run of the weight: the whole groups of columns that begin at
+    position `at` of `source`.
+    """
     zero = [constant(0, "i32" if product.w8a8 else "f32", product.lanes)] * len(totals)
     if product.run > product.unit:
         with loop(0, product.run, product.unit, zero) as inner:
@@ -215,7 +228,7 @@ def run_totals(product: Panels, source: Source, of: Sums, at: Value, totals: Seq
         return _joined(product, inner.results, source.scales(at), of, totals)
     whole, found = source.unit(at), list(totals)
     group = product.sum_group
-    each = len(whole[0]) * group // product.unit  # parts of a group
+    each = len(whole[0]) * group // product.unit  # number of parts of a group
     for i in range(product.unit // group):
         here = of._replace(column=of.column + i * group)
         sums = step_sums([parts[i * each : (i + 1) * each] for parts in whole], here.x, here.column, zero)
@@ -226,7 +239,7 @@ def run_totals(product: Panels, source: Source, of: Sums, at: Value, totals: Seq
 def _joined(
     product: Panels, sums: Sequence[Value], scales: Sequence[Sequence[Value]], of: Sums, totals: Sequence[Value]
 ) -> list[Value]:
-    """Return `totals` and the sums of a group, times its scale, and its minimum times the sum of x."""
+    """Return `totals` plus the sums of a group times its scale, plus its minimum times the sum of x."""
     if product.w8a8:
         return _joined_integers(product, sums, scales, of, totals)
     found = []
@@ -242,7 +255,7 @@ def _joined(
 def _joined_integers(
     product: Panels, sums: Sequence[Value], scales: Sequence[Sequence[Value]], of: Sums, totals: Sequence[Value]
 ) -> list[Value]:
-    """Do as `_joined` does with sums of integers, each operation rounded by itself."""
+    """Compute `_joined` for integer sums, with each operation rounded separately."""
     found, rows = [], product.int8_rows
     for row, place in enumerate(of.x.rows):
         for i, (scale, *minimum) in enumerate(scales):
@@ -258,7 +271,9 @@ def _joined_integers(
 
 
 def scaled(product: Panels, sums: Value, x: Value, row: Value, column: Value) -> Value:
-    """Return a vector of a row's int32 sums of the group that begins with this column as float32, times x's scale."""
+    """Convert the int32 sums over one group of columns, which begins with `column`, to float32, and multiply them by
+    the scale of x.
+    """
     rows, lanes = product.int8_rows, product.lanes
     if product.added_to_codes:
         sums = sums + (sum_at(rows, x, row, column) * -product.added_to_codes).broadcast(lanes)
@@ -266,18 +281,18 @@ def scaled(product: Panels, sums: Value, x: Value, row: Value, column: Value) ->
 
 
 def input_rows(product: Panels, x: Value, rows: Sequence[Value]) -> InputRows:
-    """Return these rows of x, which with `w8a8` are in INT8."""
+    """Return these rows of x as an operand, with their INT8 layout if `w8a8`."""
     return InputRows(x, rows, product.int8_rows if product.w8a8 else None)
 
 
 def _prefetch(product: FewRows, memory: Value, panel: Value, at: Value, columns: range, passes: PanelPass) -> None:
-    """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory.
+    """Prefetch data that is read soon. Panels are contiguous, so the distance may reach into the next panel.
 
-    With several passes the panel is in a cache after the first, and memory would wait for the others: each asks for its
-    share of the next panel, from begin to end.
+    With several passes the panel is cached after the first pass, and memory would be idle during the others: each pass
+        prefetches its share of the next panel.
     """
     words = product.unit_words
-    at = at // product.unit * words  # about: words of sub-scales stand between
+    at = at // product.unit * words  # approximate: words of sub-scales are in between
     nearest = 3
     if passes.count == 1:
         distance = PREFETCH_DISTANCE_BYTES.get(product.weight_dtype, OTHER_PREFETCH_DISTANCE_BYTES)
@@ -306,8 +321,9 @@ def _store(
 
 
 def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
-    """Return which columns of a vector from `column` on the weight has; None where all vectors are whole, as they are
-    of a multiple of `whole` columns."""
+    """Return a boolean for each column of the vector at `column`: whether the weight has it. None if the weight has a
+    multiple of `whole` columns, so that every vector is complete.
+    """
     if product.out_features % whole == 0:
         return None
     here = column.to("i32").broadcast(product.lanes) + constant(range(product.lanes), "i32")
@@ -315,8 +331,9 @@ def columns_there(product: Panels, column: Value, whole: int) -> Value | None:
 
 
 def finished(product: Panels, weights: Sequence[Value], sums: Value, column: Value, x: Value, row: Value) -> Value:
-    """Return sums of a row of x, of the columns from `column` on, times their scales (and that of a row of INT8) where
-    rows have such, and their bias added."""
+    """Return the results of one row for the columns from `column` on: its sums, times the columns' scales and the scale
+    of an INT8 row where they exist, plus the bias.
+    """
     if product.w8a8 and product.scales_rows:
         sums = scaled(product, sums, x, row, index(0))
     if product.scales_rows:

@@ -1,18 +1,18 @@
-"""Rows of activations in INT8: how they lie in memory, how they are made, and how they are multiplied.
+"""Quantize rows of activations to INT8, define their memory layout, and multiply them with weights.
 
-A row is words of 32 bits, then a tail: the bits of each block's scale, then the sum of each group's values, then
-padding. What a word holds depends on the instruction that multiplies it; int32 sums never saturate:
+A row has words of 32 bits, then a tail: the bits of each block's scale, the sum of each group's values, and padding.
+The content of a word depends on the multiply instruction; int32 sums never saturate:
 
-| values a word | multiplied by | of codes | at |
+| values per word | instruction | weight codes | level |
 |---|---|---|---|
 | 4 of INT8 | VPDPBUSD, with 4 bytes of the weight | all | v4+vnni and above |
-| 4 of INT8 | VPMADDUBSW, whose sums of int16 are widened in time | of up to 6 bits | v3, v4 |
+| 4 of INT8 | VPMADDUBSW; int16 sums are widened before they overflow | of up to 6 bits | v3, v4 |
 | 2 of INT16 | VPMADDWD | of 8 bits | v3, v4 |
 
-Bytes of the weight have no sign: what was added to its codes for that, times the sum of a group's values, is taken off.
+Weight bytes are unsigned: the offset added to the codes, times the sum of a group's values, is subtracted.
 
-A weight's word (see blocked/layout.py) has columns 0, 2, 1, 3 of four as bytes: without byte dots its even and its odd
-bytes are two pairs of neighbours; with them a row's words are in that order too.
+The bytes of a weight's word (see blocked/layout.py) are columns 0, 2, 1, 3 of four: without byte dot products, its even
+and odd bytes are two pairs of adjacent columns; with them, a row's words have the same order.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from compiled_kernels.builder.target import Named, Target, indices, largest_divi
 from compiled_kernels.builder.values import Value, constant, rounded
 from compiled_kernels.builder.vectors import dot_bytes, dot_bytes_in_pairs, dot_words
 
-LINE = 16  # words of a line of cache
+LINE = 16  # words per cache line
 SMALLEST = 1.1754943508222875e-38  # the smallest normal float32: quantize_rows' least scale
 
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """Rows of `width` numbers of type `x` (f32 or bf16) in INT8, for weights in panels: `block` columns share a scale,
-    of the last block fewer may be left, and the values of `group` columns, which divide a block, are summed. A word
-    holds so many `values`. `bits`: of a code of the weight; rows are the same for any."""
+    """The memory layout of rows of `width` numbers of type `x` (f32 or bf16) in INT8, for products with weights in
+    panels. Each `block` of columns shares a scale (the last block may be shorter). Values are summed over each `group`
+    of columns, which divides a block. A word has `values` values. `bits` is the size of the weight's codes; the layout
+    does not depend on it.
+    """
 
     width: int
     x: str
@@ -46,7 +48,7 @@ class Int8Rows:
 
     @property
     def lanes(self) -> int:
-        """Return the words of a whole vector."""
+        """Return the number of words in a vector."""
         return self.target.lanes
 
     @property
@@ -55,12 +57,12 @@ class Int8Rows:
 
     @property
     def first_sum(self) -> int:
-        """Return the word of the first group's sum: the scales are before it."""
+        """Return the index in a row of the word with the first group's sum; the sums follow the scales."""
         return self.words + -(-self.width // self.block)
 
     @property
     def row(self) -> int:
-        """Return the words of a row with its tail: rows of whole cache lines stay such."""
+        """Return the number of words of a row, including its tail, which is padded to whole cache lines."""
         end = self.first_sum + self.width // self.group
         return self.words + -(-(end - self.words) // LINE) * LINE
 
@@ -68,14 +70,15 @@ class Int8Rows:
         return memref((rows, self.row), "i32")
 
     def named(self, rows: int) -> Named:
-        """Return a buffer for `rows` such rows, named after what it holds."""
+        """Return a buffer for `rows` rows of this layout, named after the layout."""
         return Named("_".join(map(str, ("int8", self.width, self.values, self.block, self.group))), self.type(rows))
 
 
 def quantize(name: str, rows: Int8Rows, count: int) -> None:
-    """Make @name(x [count, width], out [count, words and tail], from, to): the rows from..to in INT8. (Two passes over
-    a block that lies in the nearest cache; the largest is found among the bits of the numbers without their signs, so
-    that a NaN is larger than all.)"""
+    """Build the function @name(x [count, width], out [count, words and tail], from, to), which quantizes the rows from
+    `from` to `to` to INT8. It passes over a block twice, in the nearest cache. The maximum is computed on the bits
+    without sign, so that NaN is the largest.
+    """
     lanes, out = largest_divisor(rows.group, rows.lanes), Named("out", rows.type(count))
     arguments = [Named("x", memref((count, rows.width), rows.x)), out, *indices("from", "to")]
     with function(name, arguments, inline=False) as given, loop(given["from"], given["to"]) as turn:
@@ -99,7 +102,7 @@ def quantize(name: str, rows: Int8Rows, count: int) -> None:
 
 
 def _packed(rows: Int8Rows, value: Value) -> Value:
-    """Return a vector of int32 that INT8 holds as a row's words."""
+    """Pack a vector of int32 within INT8's range into a row's words."""
     if rows.values == 2:
         return value.to("i16").bits("i32")
     narrow = value.to("i8")
@@ -110,8 +113,9 @@ def integer_sums(
     rows: Int8Rows, parts: Sequence[Sequence[Value]], x: Value, places: Sequence[Value], at: Value,
     sums: Sequence[Value],
 ) -> list[Value]:  # fmt: skip
-    """Return `sums` (of row 0 for each vector of columns, of row 1, ...) moved on by the `parts` of these vectors (see
-    numbers.py); each row's words are those from `at` on."""
+    """Return `sums` plus the products of rows of x with `parts` of a weight (see numbers.py). Sums are in the order:
+    row 0 with each vector of columns, row 1, ... The rows of x are at `places`, and their words begin at `at`.
+    """
     found, count = list(sums), len(parts[0])
     most = _parts_in_int16(rows)
     for first in range(0, count, most):
@@ -134,16 +138,16 @@ def integer_sums(
 
 
 def _parts_in_int16(rows: Int8Rows) -> int:
-    """Return how many parts' sums of pairs of products an int16 holds."""
+    """Return for how many parts an int16 can hold the sum of products."""
     largest = 2 * ((1 << rows.bits) - 1) * 127
     return max(1, ((1 << 15) - 1) // largest)
 
 
 def scale_at(rows: Int8Rows, x: Value, row: Value, column: Value) -> Value:
-    """Return the scale of the block of a row of x that has this column."""
+    """Return the scale of the block that contains `column`, in one row of x."""
     return x[row, column // rows.block + rows.words].bits("f32")
 
 
 def sum_at(rows: Int8Rows, x: Value, row: Value, column: Value) -> Value:
-    """Return the sum of the values of the group of a row of x that begins with this column."""
+    """Return the sum of one row's values over the group of columns that begins at `column`."""
     return x[row, column // rows.group + rows.first_sum]

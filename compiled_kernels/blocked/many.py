@@ -1,17 +1,18 @@
-"""Products of many rows with a weight in panels: sums of tiles in registers, blocks of weights in cache.
+"""Multiply many rows with a weight stored in panels, blocks of 32 output columns (see layout.py). A tile's sums stay in
+registers, a block of the weight in cache.
 
-    for each run of rows (`MAX_RUN_ROWS` at most, a thread's own)
+    for each run of rows (at most `MAX_RUN_ROWS`, of one thread)
       for each pair of panels
         for each block along the width
           [unpack the block into numbers, once for all rows]
-          for each tile of 6 rows:  @{name}_tile  sums of tile x pair in registers; they join those in `sums`
-                                    @{name}_prefetch  ask for a part of the next block, which memory brings meanwhile
-        finish: what becomes of the pair's sums (see `Finish`)
+          for each tile of 6 rows:  @{name}_tile  sums of tile x pair in registers, added to `sums`
+                                    @{name}_prefetch  prefetch a part of the next block
+        finish: process the pair's sums (see `Finish`)
 
-A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
-the weight is not stored as the tile multiplies it, the block is first unpacked into a scratch block of the thread's
-own: float32, or pairs of bfloat16, and of codes in groups the scales and minima beside them. (Goto and van de Geijn,
-2008, without packing what is in order already.)
+A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run are multiplied
+with it. If the tile cannot multiply the stored form, the block is first unpacked into the thread's scratch block:
+float32 or pairs of bfloat16, and for codes in groups also scales and minima. (Goto and van de Geijn, 2008, without
+packing data that is already in order.)
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from compiled_kernels.builder.functions import alloca, call, function, loop, whe
 from compiled_kernels.builder.target import Named, indices
 from compiled_kernels.builder.values import Value, constant, index
 
-UNROLL = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
+UNROLL = 4  # steps along the width between two branches: one column of float32, or a pair of bfloat16
 
 
 class RowRun(NamedTuple):
-    """A run of rows at work: the function's arguments by name, what the tiles read, the sums, the first row, how many
-    rows, and the last row with which a tile may begin."""
+    """The run of rows that is computed: the function's arguments by name, the tiles' inputs, the sums, the first row,
+    the number of rows, and the last row at which a tile may begin.
+    """
 
     given: dict[str, Value]
     read: dict[str, Value]
@@ -44,13 +46,16 @@ class RowRun(NamedTuple):
     last: Value
 
     def named(self, row: Value) -> Value:
-        """Return the row of x and out that a row's place in the list names, where there is a list."""
+        """Return the index in x and out of row number `row`: the list's entry if there is a list of rows, else `row`
+        itself.
+        """
         return self.given["order"][row].to("index") if "order" in self.given else row
 
 
 def many(product: ManyRows, finish: Finish) -> None:
-    """Make @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
-    end of `rows` in all; x may be read, but not written, beyond them."""
+    """Build the function @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows), which
+    computes the rows from begin to end of all `rows`. It may read rows of x outside of them.
+    """
     _tile(product)
     _prefetch(product)
     given = [Named("x", product.x_type), *weight_names(product), Named("out", product.out_type)]
@@ -74,8 +79,9 @@ def many(product: ManyRows, finish: Finish) -> None:
 
 
 def even_runs(begin: Value, end: Value) -> Value:
-    """Return how many rows a run has, where those from begin to end are walked in runs of whole tiles, all about as
-    long and of `MAX_RUN_ROWS` at most: a last run of few rows would read the whole weight for them."""
+    """Return the number of rows per run if the rows from begin to end are split into runs of whole tiles, of about
+    equal length and at most `MAX_RUN_ROWS`. A short last run would read the whole weight for few rows.
+    """
     mine = end - begin
     even = _ceil(mine, _ceil(mine, MAX_RUN_ROWS))
     return _ceil(even, TILE_ROWS) * TILE_ROWS
@@ -86,7 +92,7 @@ def _ceil(count: Value, each: Value | int) -> Value:
 
 
 def _sum_x(product: ManyRows, run: RowRun) -> None:
-    """Sum x of each group of the run's rows, as the tiles take them."""
+    """Sum x over each group for the run's rows, in the tiles' layout."""
     with loop(0, run.rows, TILE_ROWS) as slot:
         first = (run.first + slot.index).minimum(run.last)
         with loop(0, TILE_ROWS) as i, loop(0, product.in_features // product.group) as group:
@@ -96,7 +102,7 @@ def _sum_x(product: ManyRows, run: RowRun) -> None:
 
 
 def _pair(product: ManyRows, run: RowRun, pair: Value) -> None:
-    """Make sums of the run's rows with one pair of panels."""
+    """Emit the sums of the run's rows with one pair of panels."""
     zero, one = index(0), index(1)
     _, between, apart = product.panels_apart
     first = pair * between
@@ -123,13 +129,13 @@ def _pair(product: ManyRows, run: RowRun, pair: Value) -> None:
 
 
 def _next_block(product: ManyRows, run: RowRun, first: Value, k_after: Value) -> list[Value]:
-    """Return where the block after this one lies (its panels, its first row of words; after the last one any place will
-    do), how many rows of words it has, and how many of them are fetched beside each tile: in the first of the walks
-    over the tiles, none in the others."""
+    """Return the location of the next block (its panels and first row of words; arbitrary after the last block), its
+    number of word rows, and how many of them are prefetched with each tile, in the first pass over the tiles only.
+    """
     _, between, apart = product.panels_apart
     more_here = k_after.below(product.in_features)
     beyond = first + between
-    if product.listed:  # no other expert's weights are asked for: after the last pair it is asked for again
+    if product.listed:  # another expert's weights are never prefetched: after the last pair, prefetch that pair again
         beyond = beyond.minimum((run.given["pair_end"] - 1) * between)
     next_first = more_here.select(first, beyond)
     next_k = more_here.select(k_after, index(0))
@@ -139,8 +145,9 @@ def _next_block(product: ManyRows, run: RowRun, first: Value, k_after: Value) ->
 
 
 def _prefetch(product: ManyRows) -> None:
-    """Make @{name}_prefetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
-    with row `at` of the panels `first` and `second`, for the second cache."""
+    """Emit @{name}_prefetch(words, first, second, at, from, to), which prefetches rows `from` to `to` of the block that
+    begins with row `at` of the panels `first` and `second`, into the second-level cache.
+    """
     numbers = indices("first", "second", "at", "from", "to")
     named = function(f"{product.name}_prefetch", [Named("w0", product.weight_types[0]), *numbers])
     with named as given, loop(given["from"], given["to"]) as turn:
@@ -151,7 +158,7 @@ def _prefetch(product: ManyRows) -> None:
 
 
 def _unpack(product: ManyRows, run: RowRun, panels: tuple[Value, Value], k: Value, k_end: Value) -> None:
-    """Store both panels from k to k_end, as the tile multiplies them, in the scratch block."""
+    """Store both panels from k to k_end in the scratch block, in the tile's form."""
     weights, lanes = [run.given[each.name] for each in weight_names(product)], product.lanes
     columns = [(side, panel, column) for side, panel in enumerate(panels) for column in range(0, PANEL, lanes)]
     with loop(k, k_end, product.unit) as turn:
@@ -175,8 +182,9 @@ def _as_multiplied(product: ManyRows, words: list[Value]) -> list[Value]:
 
 
 def _finish(product: ManyRows, run: RowRun, pair: Value, finish: Finish) -> None:
-    """Finish the sums of every row of the run. A tile that would end beyond the last row of all begins so
-    much earlier, and its rows stand that much later in the sums."""
+    """Finish the sums of every row of the run. A tile that would end beyond the last row begins earlier, and its rows
+    are later in the sums by the same number.
+    """
     with loop(0, run.rows) as turn:
         tile_row = run.first + (turn.index - turn.index % TILE_ROWS)
         kept = turn.index + (tile_row - tile_row.minimum(run.last))
@@ -184,12 +192,12 @@ def _finish(product: ManyRows, run: RowRun, pair: Value, finish: Finish) -> None
 
 
 def _tile(product: ManyRows) -> None:
-    """Make @{name}_tile(x, block, [scales, minima, sums of x,] sums, [order,] row, slot, first, second, at, from, to,
+    """Emit @{name}_tile(x, block, [scales, minima, sums of x,] sums, [order,] row, slot, first, second, at, from, to,
     skipped, later).
 
-    It sums the tile of x that begins with `row` times as many vectors of columns as are kept, from column `at` of the
+    It multiplies the tile of x that begins at `row` with `vectors_per_tile` vectors of columns, from column `at` of the
     pair of panels `first` and `second` of the block, along from..to of the block. The block begins at column `skipped`
-    of x. The sums go to, or `later` join, those from `slot` on.
+    of x. The sums are stored from `slot` on, or, if `later`, added there.
     """
     numbers = indices("row", "slot", "first", "second", "at", "from", "to", "skipped")
     memories = [Named("x", product.x_type), *product.read, Named("sums", product.sums_type), *product.order]
@@ -239,7 +247,7 @@ def _grouped_tile(
     product: ManyRows, given: dict[str, Value], rows: Sequence[Value], places: Sequence[tuple[Value, Value]],
     slots: Sequence[Value], kept: Sequence[tuple[Value, Value]],
 ) -> None:  # fmt: skip
-    """Each run of whole groups joins the sums in memory; before the first these are zero."""
+    """Add each run of whole groups to the sums in memory, which are zero before the first."""
     memory, lanes, zero = given["sums"], product.lanes, constant(0.0, "f32", product.lanes)
     with when(given["later"]) as otherwise:
         pass
@@ -272,7 +280,7 @@ def _grouped_tile(
 
 
 def _as_numbers(product: ManyRows, word: Value) -> list[Value]:
-    """Return a vector of words of the block as parts (see numbers.py)."""
+    """Convert a vector of words of the block to parts (see numbers.py)."""
     if product.w8a8:
         return parts(product, [word]) if product.in_place else [word]
     if product.multiplied_dtype == "f32":

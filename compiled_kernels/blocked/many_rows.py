@@ -1,4 +1,4 @@
-"""A product of many rows with a weight in panels: its shape, and what becomes of its sums (see many.py)."""
+"""Define the product of many rows with a weight in panels, and the functions that store its sums (see many.py)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ ORDER_TYPE = memref((SIZE_BOUND,), "i64")
 
 @dataclass(frozen=True)
 class ManyRows(Panels):
-    """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
-    columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
-    many panels after the first, 0 where it is the next. `listed`: the rows of x and out are those that a list names,
-    and of the weight some pairs of panels are multiplied (see `listed_arguments`). `first_column`: the column of out
-    that is the weight's first."""
+    """The product of any number of rows, at least `TILE_ROWS`, with a weight in panels. `out` has type `out_dtype`
+    (f32, bf16) and `columns` columns (0: those of the weight). `panel_distance`: number of panels from the first panel
+    of a pair to the second; 0: they are adjacent. `listed`: a list gives the row numbers of x and out, and only some
+    pairs of panels are multiplied (see `listed_arguments`). `first_column`: the column of out for the weight's first
+    column.
+    """
 
     out_dtype: str = "f32"
     columns: int = 0
@@ -37,15 +38,16 @@ class ManyRows(Panels):
 
     @property
     def multiplied_dtype(self) -> str:
-        """Type of x as it is multiplied: bfloat16 where sums are of pairs of such, float32 otherwise; with `w8a8`, as
-        it is quantized, which is in its own type for every number of rows."""
+        """Return the type of x in the multiplication: bfloat16 if the processor sums products of bfloat16 pairs,
+        float32 otherwise. With `w8a8` it is the type that x is quantized from, x's own for every number of rows.
+        """
         if self.w8a8:
             return self.x_dtype
         return "bf16" if self.uses_bf16_pairs else "f32"
 
     @property
     def multiplied(self) -> int:
-        """Values of the weight in a word as the tile multiplies it."""
+        """Return the number of weight values in a word of the form that tiles multiply."""
         return self.int8_rows.values if self.w8a8 else VALUES_PER_WORD[self.multiplied_dtype]
 
     @property
@@ -62,8 +64,9 @@ class ManyRows(Panels):
 
     @property
     def in_place(self) -> bool:
-        """Tell whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
-        several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
+        """Return whether tiles multiply the weight in its stored form. A tile of only some columns of a pair passes
+        over the block several times, but each cache line has words of all columns: a scratch block is then faster.
+        """
         if self.group:
             return False
         stored = self.multiplied == 4 if self.w8a8 else self.weight_dtype == self.multiplied_dtype
@@ -71,8 +74,9 @@ class ManyRows(Panels):
 
     @property
     def read(self) -> list[Named]:
-        """Return what a tile reads its weights from: the weight, or a scratch block with scales and minima beside it;
-        and the sums of x of each group, where there are minima."""
+        """Return the weight arguments of a tile's function: the stored weight, or a scratch block with its scales and
+        minima; with minima also the sums of x over each group.
+        """
         if self.in_place:
             return [Named("block", self.weight_types[0])]
         found = [Named("block", memref((2, self.k_block // self.multiplied, PANEL), "i32"))]
@@ -88,29 +92,31 @@ class ManyRows(Panels):
 
     @property
     def order(self) -> list[Named]:
-        """Return the list that names the rows of x and out, of a `listed` product."""
+        """Return the argument with the list of rows of x and out, for a `listed` product."""
         return [Named("order", ORDER_TYPE)] * self.listed
 
     @property
     def panels_apart(self) -> tuple[int, int, int]:
-        """Return how many pairs of panels there are, panels from one pair to the next, and from a pair's first to its
-        second."""
+        """Return three numbers: of pairs of panels, of panels from one pair to the next, and of panels from a pair's
+        first panel to its second.
+        """
         distance = self.panel_distance
         return (distance, 1, distance) if distance else (self.panels // 2, 2, 1)
 
 
-# Arguments of a `listed` product: row i of x and of out is %order[i]; pairs of panels from first_pair to pair_end are
-# multiplied, and the weight's column %skipped_columns stands first in out.
+# Arguments of a `listed` product: row i of x and out is %order[i]; pairs of panels from first_pair to pair_end are
+# multiplied, and the weight's column %skipped_columns is the first in out.
 
 
 def listed_arguments(order: str = ORDER_TYPE) -> list[Named]:
-    """Return the arguments of a `listed` product, whose list is of memref type `order`."""
+    """Return the arguments that only a `listed` product has; `order` is the memref type of its list."""
     return [Named("order", order), *indices("first_pair", "pair_end", "skipped_columns")]
 
 
 class Done(NamedTuple):
-    """A row whose sums of one pair of panels are complete: the function's arguments by name, the sums, the row of x and
-    out, the row of the sums, the pair."""
+    """The complete sums of one row for one pair of panels: `sums` and the row `kept` in it, the function's arguments by
+    name, the row of x and out, and the number of the pair.
+    """
 
     given: dict[str, Value]
     sums: Value
@@ -124,8 +130,9 @@ Finish = Callable[[ManyRows, Done], None]
 
 
 class Found(NamedTuple):
-    """A vector of a row's results: the weight's column with which it begins, its numbers, and which of these the weight
-    has (None: all)."""
+    """A vector of results of one row: the weight's column that it begins with, its numbers, and a mask of the columns
+    that the weight has (None: all).
+    """
 
     column: Value
     value: Value
@@ -133,7 +140,7 @@ class Found(NamedTuple):
 
 
 def pair_sums(product: ManyRows, done: Done) -> list[Found]:
-    """Return a row's sums of one pair of panels, scaled and with their bias."""
+    """Return the results of one row for one pair of panels: its sums, scaled and with their bias."""
     weights = [done.given[each.name] for each in weight_names(product)]
     start = done.pair * (PANEL if product.panel_distance else PANEL_PAIR)
     found = []
@@ -148,14 +155,16 @@ def pair_sums(product: ManyRows, done: Done) -> list[Found]:
 
 
 def store_sums(product: ManyRows, done: Done) -> None:
-    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`; of a list less the skipped columns."""
+    """Store a row's sums as out[row, columns], rounded to the type of `out` (a `Finish`). A product with a list leaves
+    out the skipped columns.
+    """
     for column, value, mask in pair_sums(product, done):
         place = column - done.given["skipped_columns"] if product.listed else column + product.first_column
         done.given["out"].store(value, done.row, place, mask=mask)
 
 
 def add_sums(product: ManyRows, done: Done) -> None:
-    """`Finish`: out[row, columns] += the sums; `out` is float32."""
+    """Add a row's sums to out[row, columns], which is float32 (a `Finish`)."""
     out = done.given["out"]
     for column, value, mask in pair_sums(product, done):
         out.store(out.load(product.lanes, done.row, column, mask=mask) + value, done.row, column, mask=mask)

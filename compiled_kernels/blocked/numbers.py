@@ -1,12 +1,13 @@
-"""Words of a weight as numbers, in registers: what a product multiplies with x.
+"""Convert the words of a weight in panels (see layout.py) to numbers in registers, called parts, which a product
+multiplies with x.
 
-| arithmetic | a part is | of |
+| arithmetic | a part is | weights |
 |---|---|---|
 | pairs of bfloat16 | a vector of pairs, of two columns of the width | bfloat16, and codes, all of which are exact |
 | float32 | a vector of numbers, of one column | all |
-| integers | a vector of words: four bytes, or two int16 (see blocked/int8_rows.py) | codes, beside x in INT8 |
+| integers | a vector of words: four bytes, or two int16 (see blocked/int8_rows.py) | codes, with x in INT8 |
 
-Codes in planes (see linear/planes.py) are looked up in a table in a register, where the level has such a table.
+Codes in planes (see linear/planes.py) are looked up in a register table, if the level has such an instruction.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.builder.values import Value, constant, intrinsic, negative
 from compiled_kernels.builder.vectors import look_up, look_up_bytes, look_up_floats
 
-Planes = Sequence[tuple[int, Sequence[Value]]]  # of each plane its bits, and the words of a unit
+Planes = Sequence[tuple[int, Sequence[Value]]]  # for each plane its bits, and the words of a unit
 FIRST_BITS = tuple(8 * byte for byte in BYTE_OF_COLUMN)
-E4M3_UNIT = 2.0**8  # what numbers of E4M3 are too small by, moved to their places in float16
+E4M3_UNIT = 2.0**8  # correction factor of E4M3 bits moved to float16 positions
 
 
 def unit_words(product: Panels, memory: Value, panel: Value, at: Value, column: int) -> list[Value]:
-    """Load the words that hold the unit at `at` of the width, of a vector of a panel's columns from `column` on."""
+    """Load a unit, the words that are read together, at position `at` of the width, for a vector of a panel's columns
+    from `column` on.
+    """
     words = product.words
     if words is None:
         return [memory.load(product.lanes, panel, at // product.unit, column)]
@@ -38,7 +41,9 @@ def unit_words(product: Panels, memory: Value, panel: Value, at: Value, column: 
 
 
 def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
-    """Return the numbers of a unit in the order of the width, without their scales."""
+    """Return the numbers of a unit without their scales, in the order of the width; the table above lists the forms of
+    a part.
+    """
     pairs, format = product.uses_bf16_pairs, product.words
     if format is None:
         (word,) = words
@@ -60,7 +65,7 @@ def parts(product: Panels, words: Sequence[Value]) -> list[Value]:
 
 
 def _planes(product: Panels, words: Sequence[Value]) -> Planes:
-    """Return a unit's words by planes."""
+    """Split a unit's words by plane."""
     assert product.words is not None
     planes, left = [], list(words)
     for bits in product.words.planes:
@@ -71,8 +76,9 @@ def _planes(product: Panels, words: Sequence[Value]) -> Planes:
 
 
 def _integers(product: Panels, words: Sequence[Value]) -> list[Value]:
-    """Return the codes of a unit as the words that INT8 is multiplied with: bytes without a sign, larger than the codes
-    by `added_to_codes`, or int16."""
+    """Return the codes of a unit as words for the product with INT8: unsigned bytes, equal to the codes plus
+    `added_to_codes`, or int16.
+    """
     format = product.words
     assert format is not None
     signed = words
@@ -89,12 +95,12 @@ def _integers(product: Panels, words: Sequence[Value]) -> list[Value]:
 
 
 def half_floats(word: Value) -> list[Value]:
-    """Return two bfloat16 of each word as float32, of which bfloat16 are the upper halves."""
+    """Return the two bfloat16 numbers of each word as float32, of which bfloat16 is the upper half."""
     return [(word << 16).bits("f32"), (word & -65536).bits("f32")]
 
 
 def _in_pairs(floats: list[Value], pairs: bool) -> list[Value]:
-    """Return float32 that bfloat16 holds exactly, where `pairs` as pairs of such."""
+    """Return float32 numbers that are exact in bfloat16; with `pairs`, as pairs of bfloat16."""
     if not pairs:
         return floats
     words = [each.bits("i32") for each in floats]
@@ -102,14 +108,15 @@ def _in_pairs(floats: list[Value], pairs: bool) -> list[Value]:
 
 
 def _e4m3(bytes_: Value) -> Value:
-    """Return the lowest bytes of words, E4M3, as float32: s eeee mmm becomes s 0eeee mmm0000000 of float16, whose
-    subnormal numbers are converted at full speed and whatever the processor's mode for such numbers is."""
+    """Convert the lowest byte of each word from E4M3 to float32, through float16: s eeee mmm becomes s 0eeee
+    mmm0000000. Subnormal float16 numbers convert at full speed, in every denormal mode of the processor.
+    """
     halves = ((bytes_ & 0x7F) << 7) | ((bytes_ & 0x80) << 8)
     return halves.to("i16").bits("f16").to("f32") * E4M3_UNIT
 
 
 def _field(planes: Planes, column: int, spacing: int) -> Value:
-    """Return the codes of a column at the lowest bits of each `spacing` bits; other bits stand above them."""
+    """Return the codes of a column at the lowest bits of each `spacing` bits; the bits above them are arbitrary."""
     (bits, words), *above = planes
     field = _moved(words, bits, column)
     for more, others in above:
@@ -120,7 +127,7 @@ def _field(planes: Planes, column: int, spacing: int) -> Value:
 
 
 def _moved(words: Sequence[Value], bits: int, column: int, to: int = 0) -> Value:
-    """Return the word of a column with its field moved down to the bit `to`."""
+    """Return the word of a column with its field shifted down to bit `to`."""
     inside = column % (32 // bits)
     down = bits * (inside // 4) + FIRST_BITS[inside % 4] - to
     word = words[column // (32 // bits)]
@@ -128,7 +135,7 @@ def _moved(words: Sequence[Value], bits: int, column: int, to: int = 0) -> Value
 
 
 def _float(codes: Value, values: Sequence[float], bits: int) -> Value:
-    """Return numbers by their place in `values`, given by the lowest bits of each word."""
+    """Return the entries of `values` at the indices in the lowest `bits` bits of each word."""
     if isinstance(values, range):
         return (codes & ((1 << bits) - 1)).to("f32") + float(values[0])
     values = [float(each) for each in values]
@@ -142,8 +149,9 @@ def _float(codes: Value, values: Sequence[float], bits: int) -> Value:
 
 
 def scales_at(product: Panels, weights: Sequence[Value], panel: Value, at: Value, column: int) -> list[Value]:
-    """Return scales of the group at `at`, of a vector of a panel's columns, in float32; and its minima where there are
-    such."""
+    """Return the scale, and the minimum if there is one, of the group at position `at`, in float32, for a vector of a
+    panel's columns.
+    """
     lanes, words = product.lanes, product.words
     assert words is not None
     columns = words.scale_columns if words.group == product.group else product.group
@@ -164,7 +172,7 @@ def scales_at(product: Panels, weights: Sequence[Value], panel: Value, at: Value
 def _sub_scale(
     memory: Value, fields: Sequence[tuple[int, int]], lanes: int, panel: Value, start: Value, group: Value, column: int
 ) -> Value:  # fmt: skip
-    """Return a number of a group from the words behind a block's codes."""
+    """Return a group's number from the words that follow a block's codes."""
     number, known = None, 0
     for bits, first in fields:
         place = group * bits + first
@@ -178,6 +186,6 @@ def _sub_scale(
 
 
 def _exponents(given: Value) -> Value:
-    """Return two to the power of bytes less 128 as float32, of which the two least are subnormal."""
+    """Return 2^(byte - 128) as float32; the two smallest results are subnormal."""
     wide = given.to("i32", signed=False)
     return wide.below(2).select((wide + 1) << 21, (wide - 1) << 23).bits("f32")

@@ -1,4 +1,4 @@
-"""The innermost step of every product in panels: parts of a weight times a few rows of x, in registers."""
+"""Emit the innermost step of every product with panels: a few rows of x times parts of a weight, in registers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiled_kernels.builder.vectors import broadcast_pair, dot_pairs
 
 
 class InputRows(NamedTuple):
-    """Some rows of x at work: a memory, which of its rows, and how these lie if they are in INT8."""
+    """Some rows of x: the memory, the row numbers, and the layout of INT8 rows."""
 
     memory: Value
     rows: Sequence[Value]
@@ -20,8 +20,9 @@ class InputRows(NamedTuple):
 
 
 def step_sums(parts: Sequence[Sequence[Value]], x: InputRows, column: Value, sums: Sequence[Value]) -> list[Value]:
-    """Return `sums` (of row 0 for each vector of columns, of row 1, ...) moved on by the `parts` of these vectors,
-    whose first values stand at `column` of x."""
+    """Return `sums` plus the products of rows of x, from `column` on, with `parts` of a weight. Sums are in the order:
+    row 0 with each vector of columns, row 1, ...
+    """
     if x.int8:
         return integer_sums(x.int8, parts, x.memory, x.rows, column // x.int8.values, sums)
     sums, lanes, pairs = list(sums), sums[0].lanes, parts[0][0].element == "bf16"
@@ -39,7 +40,7 @@ def _multiply(sums: Value, a: Value, b: Value) -> Value:
 
 
 def _factors(x: Value, row: Value, column: Value, parts: int, lanes: int, pairs: bool) -> list[Value]:
-    """Spread the factors of each part over every element of a vector: numbers of one row of x from `column` on."""
+    """Broadcast each part's factor to a vector: numbers of one row of x from `column` on."""
     if pairs:
         return [broadcast_pair(x.load(2, row, column + at)) for at in range(0, 2 * parts, 2)]
     if x.element == "f32" or parts % 2:

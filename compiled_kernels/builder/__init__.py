@@ -1,7 +1,7 @@
-"""MLIR made through its dialects: values that know their type, functions, loops, and vectors' own operations.
+"""Build MLIR through its dialects: values that know their type, functions, loops, and operations on vectors.
 
-A kernel is a function on static memrefs, made for a level of the instruction set (`Target`): vectors are as long as its
-registers, and no more sums are carried than fit them. Where the level has an instruction that no dialect names
-(bfloat16 dot products, table look-ups), it is called as an LLVM intrinsic; without it the same function is plain vector
-arithmetic.
+A kernel is a function on static memrefs, built for a level of the instruction set (`Target`): its vectors are as long
+as the level's registers, and it keeps no more sums than fit into them. An instruction that no dialect names (bfloat16
+dot products, table look-ups) is called as an LLVM intrinsic if the level has it; otherwise the same function emits
+plain vector arithmetic.
 """

@@ -14,17 +14,17 @@ from compiled_kernels.builder.target import Named
 from compiled_kernels.builder.values import Number, Value, attributes, constants_at, index, mlir, typed
 
 Given = dict[str, Value]
-"""A function's values at hand, by name."""
+"""The values of a function under construction, by name."""
 
 
 def text_of(emit: Callable[[], object]) -> str:
-    """Return the functions that `emit` makes, as MLIR text, for a module of more of them."""
+    """Return the MLIR text of the functions that `emit` builds, to be placed in a module with other functions."""
     ir = mlir().ir
     with _context(), ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             emit()
-        # verified by its reader: by itself it lacks the functions of others that it calls
+        # Its reader verifies it; alone it would not verify, because it lacks the functions that it calls.
         text = module.operation.get_asm(assume_verified=True, use_local_scope=True)
         return text[text.index("{") + 1 : text.rindex("}")]
 
@@ -33,7 +33,7 @@ _of_thread = threading.local()
 
 
 def _context() -> Any:
-    """Return this thread's context: to make one takes longer than most functions."""
+    """Return this thread's MLIR context; creating one takes longer than building most functions."""
     if not hasattr(_of_thread, "context"):
         _of_thread.context = mlir().ir.Context()
     return _of_thread.context
@@ -43,9 +43,9 @@ def _context() -> Any:
 def function(
     name: str, arguments: Iterable[Named], *, results: Sequence[str] = (), inline: bool = True, private: bool = True
 ) -> Iterator[Given]:
-    """Make a function, whose body is what is made in this context; gives its arguments by name.
+    """Build a function with the operations emitted in this context; yield its arguments by name.
 
-    One with `results` ends with `return_`. `inline`: the compiler may copy it to where it is called.
+    A function with `results` must end with `return_`. `inline`: the compiler may copy it to its call sites.
     """
     ir, arguments = mlir().ir, tuple(arguments)
     kind = ir.FunctionType.get([typed(each.type) for each in arguments], [typed(each) for each in results])
@@ -66,30 +66,32 @@ def return_(*values: Value) -> None:
 
 
 def declare(name: str, arguments: Sequence[str], results: Sequence[str]) -> None:
-    """Make known a function that another library holds."""
+    """Declare a function that another library defines."""
     kind = mlir().ir.FunctionType.get([typed(each) for each in arguments], [typed(each) for each in results])
     mlir().func.FuncOp(name, kind, visibility="private")
 
 
 def call(name: str, given: Iterable[Value | int], results: Sequence[str] = ()) -> list[Value]:
-    """Call a function of the module, which may be made later."""
+    """Emit a call of a function of the module, which may be built later."""
     values = [(index(each) if isinstance(each, int) else each).ir for each in given]
     made = mlir().func.CallOp([typed(each) for each in results], name, values)
     return [Value(each) for each in made.operation.results]
 
 
 def call_with(name: str, arguments: Iterable[Named], given: Given) -> None:
-    """Call a function without results with the values of these names."""
+    """Emit a call of a function without results; its arguments are the values of `given` with the names in
+    `arguments`.
+    """
     call(name, [given[each.name] for each in arguments])
 
 
 def alloca(kind: str) -> Value:
-    """Return memory of a memref type for as long as the function runs; what it holds at first is not defined."""
+    """Return memory of a memref type that lives until the function returns; its initial contents are undefined."""
     return Value(mlir().memref.alloca(typed(kind), [], [], alignment=64))
 
 
 def table(numbers: Sequence[Number], element: str) -> Value:
-    """Return a memory of the module that holds these numbers; the function at hand has its name to itself."""
+    """Return a constant memory of the module that holds these numbers; its name is unique to the current function."""
     ir, shape = mlir().ir, f"{len(numbers)}x{element}"
     holder = ir.InsertionPoint.current.block.owner
     while holder.parent.parent is not None:
@@ -105,7 +107,7 @@ def table(numbers: Sequence[Number], element: str) -> Value:
 
 @dataclass
 class Loop:
-    """A loop under construction: its `index`, what it carries from turn to turn, and after it the `results`."""
+    """A loop under construction: its `index`, the values carried between iterations, and in the end its `results`."""
 
     operation: Any
     index: Value
@@ -113,14 +115,16 @@ class Loop:
     results: list[Value] = field(default_factory=list)
 
     def carry(self, values: Sequence[Value]) -> None:
-        """End a turn with these values."""
+        """End an iteration of the loop with these values, which the next iteration receives."""
         mlir().scf.yield_([each.ir for each in values])
         self.results = [Value(each) for each in self.operation.operation.results]
 
 
 @contextmanager
 def loop(begin: Value | int, end: Value | int, step: Value | int = 1, carried: Sequence[Value] = ()) -> Iterator[Loop]:
-    """Make a loop over `begin`, `begin + step`, ... below `end`; one that carries values ends with `carry`."""
+    """Build a loop over `begin`, `begin + step`, ... below `end`. A loop that carries values must end each iteration
+    with `carry`.
+    """
     bounds = [(index(each) if isinstance(each, int) else each).ir for each in (begin, end, step)]
     made = mlir().scf.ForOp(*bounds, [each.ir for each in carried])
     with mlir().ir.InsertionPoint(made.body):
@@ -131,7 +135,9 @@ def loop(begin: Value | int, end: Value | int, step: Value | int = 1, carried: S
 
 @contextmanager
 def when(condition: Value) -> Iterator[Callable[[], Any]]:
-    """Make what is done where `condition` holds; gives `otherwise`, a context for what is done where it does not."""
+    """Emit the operations of this context so that they run only if `condition` is true. Yields `otherwise`, a context
+    for operations that run if it is false.
+    """
     made = mlir().scf.IfOp(condition.ir, has_else=True)
 
     @contextmanager
@@ -148,7 +154,9 @@ def when(condition: Value) -> Iterator[Callable[[], Any]]:
 
 @contextmanager
 def repeat(begin: Value, goes_on: Callable[[Value], Value]) -> Iterator[Loop]:
-    """Make a loop from `begin` on, while `goes_on` holds of its value; a turn ends with `carry` of the next one."""
+    """Build a loop that begins with the value `begin` and continues while `goes_on` is true of the value; each
+    iteration ends with `carry` of the next value.
+    """
     ir = mlir().ir
     made = mlir().scf.WhileOp([begin.type], [begin.ir])
     before, after = (each.blocks.append(begin.type) for each in (made.before, made.after))
@@ -160,7 +168,7 @@ def repeat(begin: Value, goes_on: Callable[[Value], Value]) -> Iterator[Loop]:
 
 
 def either(condition: Value, one: Callable[[], Value], other: Callable[[], Value], kind: str = "i1") -> Value:
-    """Return what `one` makes where `condition` holds, else what `other` makes; the other is not computed."""
+    """Return the result of `one` if `condition` is true, else of `other`; only one of the two is computed."""
     made = mlir().scf.IfOp(condition.ir, [typed(kind)], has_else=True)
     for block, make in ((made.then_block, one), (made.else_block, other)):
         with mlir().ir.InsertionPoint(block):

@@ -1,4 +1,4 @@
-"""The processor that kernels are written for: its vectors, and how MLIR spells types and arguments."""
+"""The processor that kernels are built for: its vector registers, and the MLIR spelling of types and arguments."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ MLIR_TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-SIZE_BOUND = 1 << 24  # a bound for types only: no kernel depends on the size of the pool of pages
+SIZE_BOUND = 1 << 24  # a size for types only: no kernel depends on the size of a page pool
 
 
 @dataclass(frozen=True)
 class Target:
-    """The features of a level of the instruction set that kernels may count on: length and number of
-    vector registers."""
+    """The features of an instruction set level that kernels may use: length and number of vector registers."""
 
     level: Level
 
     @classmethod
     def current(cls) -> Target:
-        """Return the target of this process. Raises BackendError where the machine has no level."""
+        """Return the target of this process. Raises BackendError if the machine supports no level."""
         level = current_level()
         if level is None:
             raise BackendError(f"backend mlir: {UNSUPPORTED_CPU}")
@@ -41,7 +40,7 @@ class Target:
 
     @property
     def lanes(self) -> int:
-        """Return the number of float32 in a vector."""
+        """Return the number of float32 numbers in a vector."""
         return 8 if self.level is Level.V3 else 16
 
     @property
@@ -51,17 +50,17 @@ class Target:
 
     @property
     def accumulators(self) -> int:
-        """Return how many vectors of sums a kernel keeps in registers: half of them; the rest is for the operands."""
+        """Return the number of vectors of sums that a kernel keeps in registers: half of all registers."""
         return self.registers // 2
 
     @property
     def has_bf16_dot(self) -> bool:
-        """Return whether there are dot products of bfloat16 pairs."""
+        """Return whether the processor has dot products of bfloat16 pairs."""
         return self.level is Level.V4_BF16
 
     @property
     def has_int8_dot(self) -> bool:
-        """Return whether there are dot products of four bytes."""
+        """Return whether the processor has dot products of four bytes."""
         return self.level in (Level.V4_VNNI, Level.V4_BF16)
 
 
@@ -78,12 +77,12 @@ def memref(shape: Iterable[int], kind: str) -> str:
 
 
 class Named(NamedTuple):
-    """A value by its name, and its type as MLIR spells it."""
+    """A name of a value with its MLIR type."""
 
     name: str
     type: str
 
 
 def indices(*names: str) -> list[Named]:
-    """Return arguments that are indices."""
+    """Return arguments of type index, one for each name."""
     return [Named(name, "index") for name in names]

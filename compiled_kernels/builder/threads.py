@@ -1,4 +1,4 @@
-"""Threads of one call: every thread runs all of a kernel, and takes its share of what is divided among them."""
+"""Divide the work of one call among threads: every thread runs the whole kernel and computes its share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NUMBERS = {"thread": "omp_get_thread_num", "threads": "omp_get_num_threads"}
 
 @contextmanager
 def entry(name: str, arguments: Iterable[Named]) -> Iterator[Given]:
-    """Make a module's one public function, which all threads run at once; gives its arguments by name, with them this
-    thread's number as `thread`, and how many there are as `threads`."""
+    """Build the module's one public function, which all threads run at once. Yields its arguments by name, with this
+    thread's number as `thread` and the number of threads as `threads`."""
     for each in NUMBERS.values():
         declare(each, [], ["i32"])
     declare("GOMP_barrier", [], [])
@@ -24,7 +24,7 @@ def entry(name: str, arguments: Iterable[Named]) -> Iterator[Given]:
 
 
 def share(given: Given, count: Value | int, unit: int) -> list[Value]:
-    """Return begin and end of this thread's share of `count` things, in whole multiples of `unit`."""
+    """Return the first item and the end of this thread's share of `count` items, both in multiples of `unit`."""
     count = index(count) if isinstance(count, int) else count
     each = count.divided_up(unit).divided_up(given["threads"]) * unit
     begin = each * given["thread"]
@@ -32,5 +32,5 @@ def share(given: Given, count: Value | int, unit: int) -> list[Value]:
 
 
 def wait() -> None:
-    """Wait for all threads."""
+    """Emit a barrier: each thread waits for all threads."""
     call("GOMP_barrier", [])

@@ -1,10 +1,11 @@
-"""MLIR values that know their type, and what is computed from them.
+"""MLIR values in Python: each knows its type and has the arithmetic operators.
 
-Every operation goes to where the builder is (see functions.py). Numbers of Python beside a value become constants of
-its type. torch_mlir is imported when the first value is made: code that is compiled already needs none.
+Every operation is emitted at the builder's current place (see functions.py). A Python number in an operation becomes a
+constant of the other operand's type. torch_mlir is imported when the first value is created, so that compiled code runs
+without it.
 """
 
-# The stubs of this optional package, where installed, do not list what it exports.
+# The type stubs of this optional package do not list its exports.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Number = int | float
 
 @cache
 def mlir() -> Any:
-    """Return torch_mlir's dialects as attributes of one module, `ir` beside them."""
+    """Return a namespace with torch_mlir's dialects as attributes, and with its `ir` module as `ir`."""
     from torch_mlir import dialects, ir
     from torch_mlir.dialects import arith, func, llvm, math, memref, scf, vector  # noqa: F401 (attributes of `dialects`)
 
@@ -28,7 +29,7 @@ def mlir() -> Any:
 
 
 class _OfThread(threading.local):
-    """Hold what a thread knows: the block of the function under construction with its constants, and types' names."""
+    """State of a thread: the block of the function under construction with its constants, and the names of types."""
 
     function: tuple[Any, dict[Any, Value]]
     names: dict[Any, str]
@@ -39,10 +40,11 @@ _of_thread = _OfThread()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """A value: a number or an index, a vector of numbers, or a memory (memref) of such.
+    """A value: a number or an index, a vector of numbers, or a memory (memref) of either.
 
-    `+ - * / // % & | ^ << >>` are those of floats or of integers, as its type says: `/` of floats alone; `//`, `%` and
-    `>>` take integers as unsigned. Of a memory `x[i, j]` is one number, `x.load(lanes, i, j)` a vector of them.
+    `+ - * / // % & | ^ << >>` are float or integer operations, by the value's type: `/` is for floats only; `//`, `%`
+    and `>>` treat integers as unsigned. For a memory, `x[i, j]` is one number, `x.load(lanes, i, j)` a vector of
+    numbers.
     """
 
     ir: Any
@@ -53,7 +55,7 @@ class Value:
 
     @property
     def element(self) -> str:
-        """Return the type of its numbers, as MLIR spells it: `f32`, `i8`, `index`."""
+        """Return the element type in MLIR's spelling: `f32`, `i8`, `index`."""
         kind, names = self.type, _of_thread.names
         if kind not in names:
             names[kind] = str(getattr(kind, "element_type", kind))
@@ -61,7 +63,7 @@ class Value:
 
     @property
     def lanes(self) -> int:
-        """Return how many numbers a vector has; 0 for one number."""
+        """Return the number of elements of a vector; 0 for a single number."""
         return self.type.shape[0] if hasattr(self.type, "shape") else 0
 
     @property
@@ -69,11 +71,11 @@ class Value:
         return "f" in self.element
 
     def like(self, other: Value | Number) -> Value:
-        """Return `other`, or where it is a number of Python the constant of this value's type."""
+        """Return `other` as a value: a Python number becomes a constant of this value's type."""
         return other if isinstance(other, Value) else constant(other, self.element, self.lanes)
 
     def as_type(self, element: str) -> Any:
-        """Return this value's type with other numbers."""
+        """Return this value's type with another element type."""
         return typed(element, self.lanes)
 
     def __add__(self, other: Value | Number) -> Value:
@@ -110,7 +112,7 @@ class Value:
         return self if other == 0 else self._with(other, "", "shrui")
 
     def signed_shift(self, by: int) -> Value:
-        """Return it shifted to the right, its sign kept."""
+        """Return the value shifted right by `by` bits; the sign is kept (arithmetic shift)."""
         return self._with(by, "", "shrsi")
 
     def minimum(self, other: Value | Number) -> Value:
@@ -124,29 +126,31 @@ class Value:
         return Value(operation(self.ir, self.like(other).ir))
 
     def divided_up(self, other: Value | int) -> Value:
-        """Return the quotient of unsigned integers, rounded up."""
+        """Return this value divided by `other` and rounded up; both are unsigned integers."""
         return self._with(other, "", "ceildivui")
 
     def below(self, other: Value | int) -> Value:
-        """Return whether it is less than `other`, both unsigned."""
+        """Return whether this value is less than `other`, both unsigned."""
         return self.compared("ult", other)
 
     def equals(self, other: Value | Number) -> Value:
         return self.compared("oeq" if self.is_float else "eq", other)
 
     def compared(self, how: str, other: Value | Number) -> Value:
-        """Compare integers (`eq`, `ult`, `slt`, ...) or floats (`oeq`, `olt`, `une`, ...)."""
+        """Compare two values by `how`, for integers (`eq`, `ult`, `slt`, ...) or for floats (`oeq`, `olt`, `une`, ...);
+        return a truth value.
+        """
         arith, other = mlir().arith, self.like(other)
         if self.is_float:
             return Value(arith.cmpf(getattr(arith.CmpFPredicate, how.upper()), self.ir, other.ir))
         return Value(arith.cmpi(getattr(arith.CmpIPredicate, how), self.ir, other.ir))
 
     def select(self, one: Value, other: Value) -> Value:
-        """Return `one` where this truth value holds, `other` where it does not."""
+        """Return `one` where this truth value is true, else `other`."""
         return Value(mlir().arith.select(self.ir, one.ir, other.ir))
 
     def bits(self, element: str) -> Value:
-        """Return the same bits as numbers of another type, of as many bits or (a vector) of more or fewer each."""
+        """Reinterpret the bits as numbers of another type; in a vector the number of elements may change."""
         if element == self.element:
             return self
         if not self.lanes:
@@ -155,7 +159,7 @@ class Value:
         return Value(mlir().vector.bitcast(typed(element, lanes), self.ir))
 
     def to(self, element: str, signed: bool = True) -> Value:
-        """Convert to the nearest number of another type; integers have a sign unless `signed` is false."""
+        """Convert to another type, rounded to its nearest number; integers are signed unless `signed` is false."""
         if element == self.element:
             return self
         arith, kind = mlir().arith, self.as_type(element)
@@ -172,27 +176,29 @@ class Value:
         return Value((arith.sitofp if signed else arith.uitofp)(kind, whole.ir))
 
     def broadcast(self, lanes: int) -> Value:
-        """Return a vector of this one number."""
+        """Return a vector with this number in all `lanes` elements."""
         return Value(mlir().vector.broadcast(typed(self.element, lanes), self.ir))
 
     def at(self, place: int) -> Value:
-        """Return one number of a vector."""
+        """Return the number at index `place` of a vector."""
         return Value(mlir().vector.extract(self.ir, [], [place]))
 
     def put(self, place: int, number: Value) -> Value:
-        """Return the vector with one number replaced."""
+        """Return the vector with the number at index `place` replaced."""
         return Value(mlir().vector.insert(number.ir, self.ir, [], [place]))
 
     def part(self, start: int, count: int) -> Value:
-        """Return `count` neighbours of a vector."""
+        """Return `count` adjacent elements of a vector, from `start` on."""
         return Value(mlir().vector.extract_strided_slice(typed(self.element, count), self.ir, [start], [count], [1]))
 
     def shuffle(self, other: Value, order: Sequence[int]) -> Value:
-        """Return numbers of this vector and of `other`, which are counted on."""
+        """Return the elements of this vector and of `other` in a new order; indices of `other` follow those of this
+        vector.
+        """
         return Value(mlir().vector.shuffle(self.ir, other.ir, list(order)))
 
     def reduce(self, how: str) -> Value:
-        """Return one number: `add`, `maxsi`, ... over a vector."""
+        """Reduce a vector to one number by an operation: `add`, `maxsi`, ..."""
         kind = mlir().ir.Attribute.parse(f"#vector.kind<{how}>")
         return Value(mlir().vector.reduction(typed(self.element), kind, self.ir))
 
@@ -203,7 +209,9 @@ class Value:
         mlir().memref.store(value.ir, self.ir, _place(place))
 
     def load(self, lanes: int, *place: Value | int, mask: Value | None = None) -> Value:
-        """Return `lanes` neighbours of a memory, from `place` on; where `mask` does not hold zeros, nothing is read."""
+        """Return `lanes` consecutive numbers of a memory from `place` on; where `mask` is false, nothing is read and
+        the result is 0.
+        """
         memory = self._in_integers()
         if mask is None:
             found = mlir().vector.load(typed(memory.element, lanes), memory.ir, _place(place))
@@ -213,7 +221,7 @@ class Value:
         return Value(found).bits(self.element)
 
     def store(self, value: Value, *place: Value | int, mask: Value | None = None) -> None:
-        """Store a vector from `place` on, in the memory's type, only where `mask` holds if it is given."""
+        """Store a vector from `place` on, converted to the memory's type; with `mask`, only where it is true."""
         memory = self._in_integers()
         whole = value.to(self.element).bits(memory.element)
         if mask is None:
@@ -222,26 +230,26 @@ class Value:
             mlir().vector.maskedstore(memory.ir, _place(place), mask.ir, whole.ir)
 
     def _in_integers(self) -> Value:
-        """Return a memory of bfloat16 as one of 16-bit integers. Below AVX-512 LLVM takes a vector of bfloat16 apart
-        that is stored where a mask holds, or is kept from block to block, and rounds each number by a library."""
+        """Return a memory of bfloat16 as a memory of 16-bit integers. Without AVX-512, LLVM would split a bfloat16
+        vector in a masked store, or one carried between blocks, and call a library function to round each number."""
         if self.element != "bf16":
             return self
         kind = typed(str(self.type).replace("bf16", "i16"))
         return Value(mlir().ir.Operation.create("builtin.unrealized_conversion_cast", [kind], [self.ir]).result)
 
     def flat(self) -> Value:
-        """Return a memory of two dimensions, row after row, as one of one."""
+        """View a memory of two dimensions as one dimension, row after row."""
         rows, columns = self.type.shape
         kind = typed(f"memref<{rows * columns}x{self.element}>")
         return Value(mlir().memref.collapse_shape(kind, self.ir, [[0, 1]]))
 
     def prefetch(self, *place: Value | int, nearest: int = 3) -> None:
-        """Ask memory for what lies there: 3 for the nearest cache, 2 for the next one."""
+        """Prefetch the memory at this place; `nearest` is 3 for the nearest cache, 2 for the next one."""
         mlir().memref.prefetch(self.ir, _place(place), False, nearest, True)
 
 
 def typed(element: str, lanes: int = 0) -> Any:
-    """Return a type of MLIR: a number's as MLIR spells it, or that of a vector of `lanes`."""
+    """Return the MLIR type `element`, or the type of a vector of `lanes` such elements."""
     return mlir().ir.Type.parse(f"vector<{lanes}x{element}>" if lanes else element)
 
 
@@ -259,7 +267,7 @@ def index(value: int) -> Value:
 
 
 def constant(value: Number | Sequence[Number], element: str, lanes: int = 0) -> Value:
-    """Return a constant; of several numbers the vector of them. A function has each once, at its begin."""
+    """Return a constant number, or a vector of constants. A function defines each constant once, at its begin."""
     block, kept = _of_thread.function
     key = str(value), element, lanes
     if key not in kept:
@@ -269,8 +277,8 @@ def constant(value: Number | Sequence[Number], element: str, lanes: int = 0) -> 
 
 
 def constants_at(block: Any) -> None:
-    """Make constants at the begin of this block, which is a function's, from now on. Names of types are of its context
-    too, which they would keep alive."""
+    """Define constants from now on at the begin of this block, the body of a function. Names of types are reset too,
+    because they would keep their context alive."""
     _of_thread.function, _of_thread.names = (block, {}), {}
 
 
@@ -285,7 +293,7 @@ def _constant(value: Number | Sequence[Number], element: str, lanes: int) -> Val
 
 
 def attributes(numbers: Sequence[Number], element: str) -> list[Any]:
-    """Return numbers of Python as attributes of MLIR."""
+    """Return Python numbers as MLIR attributes of type `element`."""
     ir, kind = mlir().ir, typed(element)
     if "f" in element:
         return [ir.FloatAttr.get(kind, float(each)) for each in numbers]
@@ -298,7 +306,7 @@ def counted(lanes: int) -> Value:
 
 
 def _wrapped(value: int, element: str) -> int:
-    """Return an integer as one with a sign of as many bits, which MLIR reads."""
+    """Return an integer as the signed number with the same bits, which MLIR's parser requires."""
     if element in ("index", "i1"):
         return value
     half = 1 << (_width(element) - 1)
@@ -311,7 +319,7 @@ def fma(a: Value, b: Value, c: Value) -> Value:
 
 
 def exp(value: Value) -> Value:
-    """Return e to the x (see `expand_exp`)."""
+    """Return e to the power of the value (see `expand_exp`)."""
     return Value(mlir().math.exp(value.ir))
 
 
@@ -326,10 +334,10 @@ def rounded(value: Value) -> Value:
 
 
 def negative(value: Value) -> Value:
-    """Return -x of floats."""
+    """Return the floats with their signs changed."""
     return Value(mlir().arith.negf(value.ir))
 
 
 def intrinsic(name: str, result: Any, *given: Value) -> Value:
-    """Return the result of an instruction of the processor that no dialect names."""
+    """Emit a processor instruction that no dialect has, and return its result."""
     return Value(mlir().llvm.call_intrinsic(result, name, [each.ir for each in given], [], []))

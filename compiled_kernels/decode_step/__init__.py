@@ -1,4 +1,4 @@
-"""A whole decode step in MLIR. Imports torch-mlir only when it compiles."""
+"""A whole decode step compiled from MLIR. This package imports torch-mlir only when it compiles."""
 
 from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import DecodeStep, DecodeSteps

@@ -1,8 +1,9 @@
-"""Probabilities in a loop of steps: tokens drawn by them, and rows that end where they are low.
+"""Sampling inside a loop of decode steps: draw tokens by their probabilities, and end rows with low probabilities.
 
-A loop that `weighs` adds, in each step, the exponentials of a thread's share of each row's logits; the thread that
-chooses then has the softmax's total, draws by inverting the distribution function (thread's share, vector, token), and
-ends a row before the first token of its own whose row's likeliest is less likely than the threshold. float32.
+In a step that samples (`weighs`), each thread sums the exponentials of its share of each row's logits. One thread then
+adds these sums to the softmax's total and draws a token by inverting the distribution function: first a thread's share,
+then a vector of it, then a token. It ends a row before its first newly chosen token if the highest probability is below
+the threshold. All numbers are float32.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ MAX_THREADS = 256
 
 
 def sampling_buffers(shape: StepShape, most: int) -> list[Named]:
-    """Return what is given: the `threshold`; each row's `scale`, that its logits are multiplied by; for each step and
-    row a number from [0, 1) to draw by, or one below 0 where the largest is taken (`uniforms`). And what is found: each
-    step's logits, how many of a row's tokens are `kept` (given: how many are wanted), how many rows are `left`."""
+    """Return the buffers of sampling. Inputs: the `threshold`; the factor `scale` of each row's logits; `uniforms`, for
+    each step and row a number from [0, 1) for the draw, or a negative number to take the largest logit. Outputs: the
+    logits of each step; `kept`, the number of valid tokens of each row (on input: the number wanted); `left`, the
+    number of rows that have not ended."""
     rows = shape.rows
     return [
         Named("threshold", memref((1,), "f32")),
@@ -36,8 +38,8 @@ def sampling_buffers(shape: StepShape, most: int) -> list[Named]:
 
 
 def exponentials(given: Given, row: Value, columns: Sequence[Value], lanes: int) -> None:
-    """Make the sum of exp((logit - the share's largest) * scale) of the row in this thread's share of the columns; 0 of
-    an empty one. And a copy of the logits."""
+    """Emit the sum of exp((logit - largest) * scale) of the row over this thread's share of the columns, where
+    `largest` is the share's largest logit (the sum of an empty share is 0), and copy the logits to `all_logits`."""
     top, scale = given["peaks"][row, given["thread"]].broadcast(lanes), given["scale"][row].broadcast(lanes)
     with loop(columns[0], columns[1], lanes, [constant(0.0, "f32", lanes)]) as turn:
         value = given["logits"].load(lanes, row, turn.index)
@@ -47,8 +49,8 @@ def exponentials(given: Given, row: Value, columns: Sequence[Value], lanes: int)
 
 
 def draw(shape: StepShape, given: Given, row: Value, likeliest: tuple[Value, Value], unit: int) -> tuple[Value, Value]:
-    """Return the total of the row's exponentials, and the `likeliest` token (its logit and number) or one that is
-    drawn; threads' shares are in multiples of `unit`."""
+    """Return the total of the row's exponentials, and the next token: a sampled one, or the one of `likeliest` (the
+    largest logit and its token). Threads' shares are multiples of `unit`."""
     (peak, token), scale, logits, zero = likeliest, given["scale"][row], given["logits"], constant(0.0, "f32")
     lanes = largest_divisor(shape.vocab_size, shape.target.lanes)
 
@@ -79,9 +81,8 @@ def draw(shape: StepShape, given: Given, row: Value, likeliest: tuple[Value, Val
 def _crossing(
     goal: Value, before: Value, places: tuple[Value, Value, int], weight: Callable[[Value], Value]
 ) -> list[Value]:
-    """Return the last of the places (begin, end, step), with the sum before it, that weighs anything and before which
-    the sum, at first `before`, is not above `goal`: the place at which the sum crosses it; where rounding lets none
-    cross, the last that weighs anything."""
+    """Return the place (begin, end, step) at which the running sum, initially `before`, exceeds `goal`, and the sum
+    before that place. If rounding keeps the sum below `goal`, return the last place with a nonzero weight."""
     with loop(*places, [before, places[0], before]) as turn:
         (summed, *found), more = turn.carried, weight(turn.index)
         reached = summed.compared("ole", goal) & more.compared("ogt", 0.0)
@@ -91,7 +92,7 @@ def _crossing(
 
 
 def end_row(given: Given, row: Value, whole: Value, is_open: Value) -> None:
-    """End a row whose token is open and whose likeliest is below the threshold, or no number."""
+    """End a row before a newly chosen token if the row's highest probability is below the threshold or NaN."""
     kept, left, at = given["kept"], given["left"], given["at"].to("i32")
     unlikely = (whole.like(1.0) / whole).compared("ult", given["threshold"][0])
     ends = unlikely & is_open & kept[row].compared("sgt", at)

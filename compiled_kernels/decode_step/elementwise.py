@@ -13,8 +13,8 @@ from compiled_kernels.decode_step.shape import StepShape
 
 
 def norm(shape: StepShape, kind: str) -> None:
-    """Make @norm(x [row, width], weight [width], out [row, width] of type `kind`, from, to): x / sqrt(mean(x²) + eps) *
-    weight of the rows from..to."""
+    """Build the function @norm(x [row, width], weight [width], out [row, width] of type `kind`, from, to), which
+    computes x / sqrt(mean(x²) + eps) * weight for the rows from `from` to `to`."""
     width, lanes = shape.hidden_size, largest_divisor(shape.hidden_size, shape.target.lanes)
     x, out = (Named(name, memref((shape.rows, width), each)) for name, each in (("x", "f32"), ("out", kind)))
     weight = Named("weight", shape.norm_type)
@@ -30,7 +30,9 @@ Range = tuple[Value | int, Value | int]
 
 
 def add_normed(layer: LayerKernel, given: Given, weight: str, rows: Range, columns: Range) -> None:
-    """Make x += the norm of what was added up apart: these columns of these rows."""
+    """Emit x += norm(added) for these rows and columns; the buffer `added` holds the result of attention or of the
+    feed-forward.
+    """
     width, eps, added, x = layer.step.hidden_size, layer.step.eps, given[layer.added.name], given["x"]
     lanes = largest_divisor(width, layer.step.target.lanes)
     with loop(*rows) as row:
@@ -42,7 +44,9 @@ def add_normed(layer: LayerKernel, given: Given, weight: str, rows: Range, colum
 
 
 def activated(kind: str, value: Value) -> Value:
-    """Return SiLU, or GELU by its tanh: 0.5 (1 + tanh u) is 1 / (1 + exp(-2u))."""
+    """Return the activation of a gate: SiLU, or GELU in its tanh form, where 0.5 (1 + tanh u) is computed as 1 / (1 +
+    exp(-2u)).
+    """
     if kind == "silu":
         return silu(value)
     doubled = (value * value * 0.044715 + 1.0) * value * -(2.0 * math.sqrt(2.0 / math.pi))
@@ -50,7 +54,9 @@ def activated(kind: str, value: Value) -> Value:
 
 
 def gate(layer: LayerKernel, given: Given, begin: Value, end: Value) -> None:
-    """Make f(gate) * up of hidden columns from begin to end, for every row, in the type that enters products."""
+    """Emit activation(gate) * up for every row and the intermediate columns from begin to end, in the type of the
+    products' operands.
+    """
     hidden, gate_up, out = layer.shape.intermediate_size, given[layer.gate_up_out.name], given[layer.gated.name]
     lanes = largest_divisor(hidden, layer.step.target.lanes)
     with loop(0, layer.feedforward_rows) as row, loop(begin, end, lanes) as turn:

@@ -1,8 +1,9 @@
-"""One kind of layer as a function that every thread runs, and those it calls.
+"""Build the function of one kind of layer, which every thread runs, and the functions that it calls.
 
     norm -> qkv | rotate, write, attend | merge -> output, add | norm -> gate and up -> gate | down, add |
 
-At a bar all threads wait for one another; where rows are of one sequence, after the write too.
+At each bar (|) of this drawing all threads wait for one another; if some rows belong to the same sequence, they also
+wait after the write.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from compiled_kernels.paged_attention.mlir_decode import attention, item_argumen
 
 
 def make_layer(layer: LayerKernel) -> None:
-    """Make @{name}(see `layer_arguments`; thread, threads), with what it calls: the layer's part of x, row by row, and
-    the rows' keys and values."""
+    """Build the function @{name}(see `layer_arguments`; thread, threads) and the functions that it calls: it writes the
+    rows' keys and values, and computes the layer's result for each row."""
     make_products(layer.name, layer.products, layer.step.rows)
     mixed = layer.step.has("feedforward") and layer.shape.experts
     if layer.step.has("attention"):
@@ -61,14 +62,14 @@ def _attention(layer: LayerKernel) -> None:
 
 
 def layer_arguments(layer: LayerKernel) -> list[Named]:
-    """Return a layer's arguments: its own weights and pages, the experts that its rows take, its page table and
-    angles, and buffers shared by all layers."""
+    """Return a layer's arguments: its own weights and pages, the experts that its rows choose, its page table and
+    angles, and the buffers shared by all layers."""
     places = [*layer.page_tables, *layer.angles] * layer.step.has("attention")
     return [*layer.own_arguments, *layer.chosen, *places, *layer.shared_buffers]
 
 
 def _own_buffers(layer: LayerKernel) -> list[Named]:
-    """Return the buffers that each thread has for itself."""
+    """Return the separate buffers of each thread."""
     types = layer.attention.types
     own = [Named("mixed", types["mixed"]), Named("queries", types["queries"])]
     own += [Named("read_pages", types["chosen"])] if layer.summaries else []
@@ -78,12 +79,12 @@ def _own_buffers(layer: LayerKernel) -> list[Named]:
 
 
 def _norm(layer: LayerKernel, given: Given, name: str) -> None:
-    """Make normed = the norm of x, of every row: each thread computes it for itself rather than wait for it."""
+    """Emit normed = the norm of x for every row: each thread computes it rather than wait for another."""
     call("norm", [given["x"], given[name], given["normed"], 0, layer.step.rows])
 
 
 def _multiply(layer: LayerKernel, given: Given, x: str, out: Named, *products: AnyProduct) -> None:
-    """Multiply this thread's columns of each product, and wait for the others'."""
+    """Multiply this thread's columns of each product, and wait for the other threads."""
     enter(products, given, x, layer.name, (0, layer.step.rows))
     for product in products:
         columns = share(given, product.out_features, product.block)
@@ -92,7 +93,7 @@ def _multiply(layer: LayerKernel, given: Given, x: str, out: Named, *products: A
 
 
 def _post_norm(layer: LayerKernel, given: Given, part: str) -> None:
-    """Add the norm of what a part gave to x, this thread's columns, where the layer has such norms."""
+    """Add the norm of a part's result to x, this thread's columns, if the layer has such norms."""
     for weight, _ in layer.post_norm(part):
         width = layer.step.hidden_size
         begin, end = share(given, width, largest_divisor(width, layer.step.target.lanes))
@@ -101,10 +102,10 @@ def _post_norm(layer: LayerKernel, given: Given, part: str) -> None:
 
 
 def _attend(layer: LayerKernel, given: Given) -> None:
-    """Make the loop over items (row, key/value head, chunk), taken in turn with the other threads. The thread that has
-    a row's last chunk, in which the newest position lies, first writes that position's key and value, and summarizes
-    their page where that is whole and pages are chosen; where rows may be of one sequence, all are written before any
-    item."""
+    """Emit the loop over items (row, key/value head, chunk), divided among threads in turn. The thread with a row's
+    last chunk, which has the newest position, first writes that position's key and value; if pages are selected and the
+    page is full, it also summarizes the page. If rows may belong to one sequence, all keys and values are written
+    before the first item."""
     groups, chunks, pairs = layer.shape.num_kv_heads, layer.step.chunks, layer.step.rows * layer.shape.num_kv_heads
     summaries = [name for name, _ in layer.summaries]
     places, context = ["table", "lengths", "row", "group"], layer.context
@@ -143,8 +144,8 @@ def _attend(layer: LayerKernel, given: Given) -> None:
 
 
 def _feedforward(layer: LayerKernel, given: Given) -> None:
-    """Make x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
-    that it can gate them without waiting; where a panel holds columns of both, all wait in between."""
+    """Emit x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and up, so that
+    it can apply the gate without waiting; if a panel holds columns of both, all threads wait in between."""
     hidden, gate_up = layer.shape.intermediate_size, layer.gate_up
     own = share(given, hidden, max(gate_up.block, layer.attention.lanes))
     apart = hidden % gate_up.block == 0

@@ -1,4 +1,6 @@
-"""One kind of layer: its products, its attention, its weights, and the buffers between them."""
+"""Describe one kind of layer for the compiler: its products, its attention, its weights, and the buffers between
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ from compiled_kernels.quantized_attention.mlir_context import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 
 AnyProduct = RowByRow | FewRows
-"""A product of a step: with a weight row by row, or in panels."""
+"""A matrix product of a step: with a weight stored row by row, or in panels."""
 Sized = RowByRow | Panels
-"""A product of a step, or one of any number of rows."""
+"""A matrix product of a step, or a product with any number of rows."""
 
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """Layers of `shape` in a step; their functions are called `name` and what begins with it."""
+    """All layers of a step that have this `shape`. The names of their functions begin with `name`."""
 
     step: StepShape
     shape: LayerShape
@@ -37,7 +39,9 @@ class LayerKernel:
 
     @property
     def qkv(self) -> tuple[AnyProduct, ...]:
-        """Return the product of each run of rows; together they give queries, keys and values."""
+        """Return the products that give queries, keys and values: one for each run of rows in which the matrix is
+        stored.
+        """
         (first, *more), width, columns = self.shape.qkv, self.step.hidden_size, self._qkv_columns
         if not more:
             return (layer_product(self.step, f"{self.name}_qkv", width, columns, first),)
@@ -58,7 +62,7 @@ class LayerKernel:
 
     @property
     def adds(self) -> bool:
-        """Return whether products add what they give to the residual stream themselves."""
+        """Return whether products add their results to the residual stream directly."""
         return self.step.half is None and not self.shape.post_norms
 
     @property
@@ -81,20 +85,20 @@ class LayerKernel:
 
     @property
     def experts(self) -> MixtureShape:
-        """Return the mixture of a layer that has one."""
+        """Return the mixture of experts of this layer, which must have one."""
         assert self.shape.experts is not None
         return self.shape.experts
 
     @property
     def router(self) -> AnyProduct:
-        """Return the product that gives each row's logits of the experts, from what the experts read."""
+        """Return the product that computes each row's logits of the experts."""
         experts, step = self.experts, replace(self.step, dtype=self.expert_dtype)
         return layer_product(step, f"{self.name}_router", step.hidden_size, experts.num_experts, experts.router)
 
     @property
     def expert_gate_up(self) -> ListedRows:
-        """Return the product of rows with gate and up of their experts: a row of its result for each expert of each
-        row."""
+        """Return the product of rows with the gate and up weights of their experts; its result has a row for each
+        expert of each row."""
         width = self.step.hidden_size, 2 * self.shape.intermediate_size
         return self._by_experts("gate_up", *width, self.shape.gate_up, self.rows_per_token)
 
@@ -109,12 +113,14 @@ class LayerKernel:
 
     @property
     def expert_dtype(self) -> str:
-        """Return the type of what experts multiply: bfloat16 where sums are of pairs of such, float32 otherwise."""
+        """Return the type of the experts' operands: bfloat16 if the processor sums pairs of bfloat16 products, else
+        float32.
+        """
         return self.step.dtype if self.step.target.has_bf16_dot else "f32"
 
     @property
     def rows_per_token(self) -> int:
-        """Return the rows of the feed-forward for each row of the step: one for each expert that it takes."""
+        """Return the number of feed-forward rows for each row of the step: one for each expert that the row chooses."""
         return 1 if self.shape.experts is None else self.shape.experts.per_row
 
     @property
@@ -122,12 +128,12 @@ class LayerKernel:
         return self.step.rows * self.rows_per_token
 
     def name_of(self, product: Sized) -> str:
-        """Return what a product's weights are called."""
+        """Return the name of a product's weights: the product's name without the layer's."""
         return product.name.removeprefix(f"{self.name}_")
 
     @property
     def products(self) -> tuple[AnyProduct, ...]:
-        """Return the products that all rows go through."""
+        """Return the products that multiply all rows of the step."""
         feedforward = (self.gate_up, self.down) if self.shape.experts is None else (self.router,)
         return (*self.qkv, self.output) * self.step.has("attention") + feedforward * self.step.has("feedforward")
 
@@ -142,30 +148,34 @@ class LayerKernel:
 
     @property
     def context(self) -> Context:
-        """Return what a row's attention reads."""
+        """Return the description of the keys and values that a row's attention reads."""
         shape = self.attention
         return QuantizedContext(shape) if isinstance(shape, QuantizedAttention) else Context(shape)
 
     @property
     def quantized_pages(self) -> list[Named]:
-        """Return quantized keys and values, if there are such: codes, scales and minima."""
+        """Return the arguments for quantized keys and values (codes, scales, minima); an empty list without a quantized
+        cache.
+        """
         return [each for kind in self.context.kinds[1:] for each in kind.memories]
 
     @property
     def summaries(self) -> list[Named]:
-        """Return the summaries of pages among which a row chooses, if it does."""
+        """Return the arguments for the pages' summaries, if the layer selects pages."""
         attention, selection = self.attention, self.shape.selection
         return [] if selection is None else summary_arguments(attention, selection)
 
     @property
     def page_tables(self) -> list[Named]:
-        """Return the page table of the residual pages, and of the quantized ones where there are such."""
+        """Return the arguments for page tables: the table of the residual pages and, with a quantized cache, the table
+        of the quantized pages.
+        """
         kind = self.attention.types["table"]
         return [Named("table", kind), *([Named("quantized_table", kind)] if self.quantized_pages else [])]
 
     @property
     def weights(self) -> list[Named]:
-        """Return the weights in the order in which they are passed."""
+        """Return the arguments for the layer's weights, in the order in which they are passed."""
         attention, feedforward = self.step.has("attention"), self.step.has("feedforward")
         products = [each for product in (*self.qkv, self.output) for each in self.stored(product)]
         return [
@@ -188,16 +198,18 @@ class LayerKernel:
         return [each for product in products for each in self.stored(product)]
 
     def stored(self, product: Sized) -> list[Named]:
-        """Return a product's weight as arguments."""
+        """Return the arguments for the weight of a product."""
         return weight_arguments_of(self.name_of(product), product)
 
     def post_norm(self, part: str) -> list[Named]:
-        """Return the weight of the norm of what a part gives, where there is one."""
+        """Return the weight of the norm after `part` (attention or feed-forward); an empty list if there is no such
+        norm.
+        """
         return [Named(f"{part}_post_norm", self.step.norm_type)] if self.shape.post_norms else []
 
     @property
     def head_norms(self) -> dict[str, Named]:
-        """Return the weights of the norms of queries and keys, if there are such."""
+        """Return the norm weights of queries and keys; empty if they are not normalized."""
         heads = {"query": self.shape.num_heads, "key": self.shape.num_kv_heads}
         widths = {of: self.shape.head_dim * (count if self.shape.whole_qk_norm else 1) for of, count in heads.items()}
         kind = self.step.norm_dtype or self.step.dtype
@@ -210,19 +222,21 @@ class LayerKernel:
 
     @property
     def own_arguments(self) -> list[Named]:
-        """Return the arguments that each layer has for itself, even if its shape is another's: weights and pages."""
+        """Return the arguments that differ between layers of the same shape: weights and pages."""
         kind = self.attention.pages
         pages = [Named("keys", kind), Named("values", kind), *self.quantized_pages, *self.summaries]
         return [*self.weights, *pages * self.step.has("attention")]
 
     @property
     def x(self) -> Named:
-        """Return the residual stream."""
+        """Return the buffer of the residual stream."""
         return Named("x", memref((self.step.rows, self.step.hidden_size), "f32"))
 
     @property
     def added(self) -> Named:
-        """Return where the layer's results go: to the residual stream, or of a half to a buffer of its own."""
+        """Return the buffer that products write or add results to: the residual stream, or a separate buffer if the
+        step computes half of each layer or a norm follows.
+        """
         return self.x if self.adds else Named("added", self.x.type)
 
     @property
@@ -254,14 +268,18 @@ class LayerKernel:
 
     @property
     def expert_buffers(self) -> list[Named]:
-        """Return the logits of the experts, and the result of each expert of each row, where there is a mixture."""
+        """Return the buffers for the experts' logits and for the result of each expert of each row; empty without a
+        mixture.
+        """
         if self.shape.experts is None:
             return []
         return [self.router_logits, self.expert_out]
 
     @property
     def chosen(self) -> list[Named]:
-        """Return what says which experts each row takes, one row after another, where there is a mixture."""
+        """Return the buffer with the experts that each row chose, one row after another; none without a mixture of
+        experts.
+        """
         there = self.shape.experts and self.step.has("feedforward")
         return [Named("chosen", self.expert_down.order_type)] if there else []
 
@@ -276,8 +294,8 @@ class LayerKernel:
 
     @property
     def shared_buffers(self) -> list[Named]:
-        """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
-        them."""
+        """Return the buffers that all threads share. They are named after their sizes, so that layers of equal size
+        share them."""
         found = [self.x] if self.adds else [self.x, self.added]
         if self.step.has("attention"):
             found += [Named("lengths", self.attention.types["lengths"]), self.qkv_out, self.partial]
@@ -285,7 +303,9 @@ class LayerKernel:
 
     @property
     def angles(self) -> list[Named]:
-        """Return cosines and sines of each row's position, if queries and keys are rotated."""
+        """Return the arguments for cosines and sines of each row's position; empty if queries and keys are not
+        rotated.
+        """
         return [] if self.shape.rotary_index is None else rotary_arguments(self.step, self.shape.head_dim)
 
     @property
@@ -294,7 +314,9 @@ class LayerKernel:
 
 
 def head_product(step: StepShape) -> AnyProduct | None:
-    """Return the product from the last norm to logits; None where the step has no head."""
+    """Return the product of the last norm's output with the output head, which gives the logits; None if the step has
+    no head.
+    """
     return step.head and layer_product(step, "head", step.hidden_size, step.vocab_size, step.head)
 
 
@@ -306,8 +328,8 @@ def layer_product(
     step: StepShape, name: str, width: int, out: int, weight: WeightLayout, accumulate: bool = False,
     segments: int = 1, columns: int = 0, first_column: int = 0,
 ) -> AnyProduct:  # fmt: skip
-    """Return the product with a weight of `out` rows; of one whose rows are a part of a matrix, in panels, `columns`
-    and `first_column` say where in the result (see `FewRows`)."""
+    """Return the product with a weight of `out` rows. If the weight is a run of rows of a larger matrix, `columns` and
+    `first_column` give the place of its result (see `FewRows`)."""
     if weight.panels:
         panels = weight.dtype, step.dtype, step.target, weight.bias
         return FewRows(
@@ -319,20 +341,22 @@ def layer_product(
 
 
 def make_products(prefix: str, products: Iterable[AnyProduct], rows: int) -> None:
-    """Make the functions of these products, @name(x, weights, out, begin, end)."""
+    """Build the functions @name(x, weights, out, begin, end) of these products, and the functions that quantize their
+    inputs.
+    """
     for product in products:
         few(product) if isinstance(product, FewRows) else by_row(product)
     make_quantizers(prefix, products, rows)
 
 
 def make_quantizers(prefix: str, products: Iterable[Sized], rows: int) -> None:
-    """Make the functions that make rows of INT8 for those of `products` that take such."""
+    """Build the functions that quantize rows to INT8, for the products that read INT8 rows."""
     for int8 in dict.fromkeys(each.int8_rows for each in products if isinstance(each, Panels) and each.w8a8):
         quantize(f"{prefix}_{int8.named(rows).name}", int8, rows)
 
 
 def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
-    """Return the buffers of INT8 rows: one for all products of one width."""
+    """Return the buffers for rows in INT8: one for all products of equal width."""
     return list(
         dict.fromkeys(each.int8_rows.named(rows) for each in products if isinstance(each, Panels) and each.w8a8)
     )
@@ -341,15 +365,15 @@ def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
 def enter(
     products: Iterable[Sized], given: Given, x: str, prefix: str, rows: tuple[Value | int, Value | int]
 ) -> None:  # fmt: skip
-    """Make what these products take in place of x, of the rows from one to the other, by functions that begin with
-    `prefix`: each thread makes all of it for itself rather than wait for the others."""
+    """Convert the rows of x between two bounds to the operands of these products, by functions whose names begin with
+    `prefix`. Each thread converts all of these rows itself rather than wait for other threads."""
     for made, _ in int8_buffers(products, 1):
         call(f"{prefix}_{made}", [given[x], given[made], *rows])
 
 
 def multiply(product: Sized, weights: str, given: Given, x: str, out: str, *bounds: Iterable[Value | int]) -> None:
-    """Make out = (or, of products that add, +=) x times the weight, whose arguments begin with `weights`, for each of
-    these `bounds`."""
+    """Emit out = x times the weight, or out += for a product that adds, once for each of `bounds`. The names of the
+    weight's arguments begin with `weights`."""
     entering = product.int8_rows.named(1).name if isinstance(product, Panels) and product.w8a8 else x
     stored = [given[name] for name, _ in weight_arguments_of(weights, product)]
     for each in bounds:
@@ -357,5 +381,5 @@ def multiply(product: Sized, weights: str, given: Given, x: str, out: str, *boun
 
 
 def weight_arguments_of(name: str, of: Sized) -> list[Named]:
-    """Return a product's weight, scales and bias as arguments."""
+    """Return the arguments for a product's weight, scales and bias; their names begin with `name`."""
     return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

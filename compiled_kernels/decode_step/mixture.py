@@ -1,10 +1,10 @@
-"""The mixture of experts of a decode step (Shazeer et al., 2017).
+"""Build the mixture of experts of a decode step (Shazeer et al., 2017).
 
     router | choose, sort by expert | each named expert's gate and up | gate | each named expert's down | weigh, add |
 
-Every thread chooses for itself, in place of waiting for another, and takes its share of every expert's columns. An
-expert's weights are read once for all rows that chose it; those of an expert that no row chose are not read. A row's
-sums are in one order, alone or beside other rows of its experts.
+Every thread chooses the experts itself rather than wait for another, and computes its share of every expert's columns.
+An expert's weights are read once for all rows that chose it, and not at all if no row did. A row's sums have the same
+order whether or not other rows chose the same experts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from compiled_kernels.expert_linear.listed_rows import ListedRows, each_named_ex
 
 
 def mixture_buffers(layer: LayerKernel) -> list[Named]:
-    """Return each thread's own: what experts read where it is of another type than the rows' norm, the expert of each
-    row of the feed-forward, those rows by expert, where each expert's end, and the rows' weights."""
+    """Return the buffers that each thread has: the experts' input if its type differs from the norm's output, the
+    expert of each feed-forward row, these rows sorted by expert, the end of each expert's rows, and the weights of
+    rows."""
     order, ends = layer.expert_down.order_type, memref((layer.experts.num_experts,), "i64")
     weights = memref((layer.feedforward_rows,), "f32")
     wide = [Named("wide_normed", layer.expert_gate_up.x_type)] * (_x(layer) != "normed")
@@ -38,13 +39,13 @@ def _x(layer: LayerKernel) -> str:
 
 
 def mixture_functions(layer: LayerKernel) -> None:
-    """Make the functions that `mixture` calls."""
+    """Build the functions that `mixture` calls."""
     few(layer.expert_gate_up)
     few(layer.expert_down)
 
 
 def mixture(layer: LayerKernel, given: Given) -> None:
-    """Make x += the mixture of the rows' norm, `normed`."""
+    """Emit x += the output of the mixture of experts for `normed`, the normalized rows."""
     step, hidden, experts, x = layer.step, layer.shape.intermediate_size, layer.experts.num_experts, _x(layer)
     if x != "normed":  # once for all experts of a row
         lanes = largest_divisor(step.hidden_size, step.target.lanes)
@@ -71,7 +72,7 @@ def mixture(layer: LayerKernel, given: Given) -> None:
 def _multiply(
     layer: LayerKernel, product: ListedRows, given: Given, x: str, out: Named, *bounds: Sequence[Value]
 ) -> None:
-    """Multiply, of every expert that a row chose, columns from one to the other, for each of these `bounds`."""
+    """Multiply rows by their experts' weights, the columns from one bound to the other, for each of these `bounds`."""
     weights = [given[name] for name, _ in layer.stored(product)]
     with each_named_expert(layer.experts.num_experts, given["ends"]) as (expert, begin, end):
         skipped = expert * product.columns
@@ -81,8 +82,7 @@ def _multiply(
 
 
 def _choose(layer: LayerKernel, given: Given) -> None:
-    """Choose of each row the experts with the largest scores, the first of equal ones (`expert`), and their
-    `weights`."""
+    """Choose for each row the experts with the largest scores, the first of equal ones, and their `weights`."""
     shape, weights, logits = layer.experts, given["weights"], given[layer.router_logits.name]
     scores, left = (alloca(memref((shape.num_experts,), "f32")) for _ in range(2))
     lowest, none = constant(-inf, "f32"), index(0)
@@ -135,7 +135,7 @@ def _each(numbers: Value, begin: Value, end: Value, make: Callable[[Value], Valu
 
 
 def _weigh(layer: LayerKernel, given: Given, begin: Value, end: Value) -> None:
-    """Make x += the weighted sum of each row's experts, of the columns from begin to end."""
+    """Emit x += the weighted sum of each row's experts, for the columns from begin to end."""
     x, per_row = given["x"], layer.experts.per_row
     lanes = largest_divisor(layer.step.hidden_size, layer.step.target.lanes)
     with loop(0, layer.step.rows) as row, loop(begin, end, lanes) as turn:

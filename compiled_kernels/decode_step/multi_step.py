@@ -1,9 +1,10 @@
-"""Multi-step decode in one call: each step takes the largest logit of the one before, or a token that is given.
+"""Run several decode steps in one call: the next token of each step is the one with the largest logit, or a token that
+is known in advance.
 
 embed -> step -> choose -> embed -> step -> choose ...
 
-Where it `weighs`, tokens may be drawn, and a row may end early (see draw.py): steps are passed over after the last of
-them.
+In a loop that samples (`weighs`), tokens may be drawn and a row may end early (see draw.py); when all rows have ended,
+the remaining steps are skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from compiled_kernels.decode_step.text import arguments, make_step, step_functio
 
 
 def steps_text(shape: StepShape, max_steps: int, context: int, weighs: bool = False) -> str:
-    """Return @decode_steps(see `steps_arguments`): as many steps as `count` says, at most `max_steps`."""
+    """Return the module of the function @decode_steps(see `steps_arguments`), which runs `count` steps, at most
+    `max_steps`.
+    """
     arguments = steps_arguments(shape, max_steps, context, weighs)
     return text_of(lambda: _loop(shape, arguments, weighs))
 
@@ -55,8 +58,9 @@ def steps_arguments(shape: StepShape, max_steps: int, context: int, weighs: bool
 
 
 def loop_buffers(shape: StepShape, max_steps: int, weighs: bool = False) -> list[Named]:
-    """`count` of steps; `ids` computed next; for each step what comes after it, if that is `known` (otherwise -1), and
-    what was `chosen`; and the largest logit of each thread's share."""
+    """Return the buffers of a loop: the number of steps `count`; the next token `ids`; for each step the next tokens if
+    they are `known` in advance (otherwise -1), and the `chosen` tokens; and the largest logit of each thread's share.
+    """
     rows = shape.rows
     return [
         Named("count", memref((1,), "i32")),
@@ -70,7 +74,7 @@ def loop_buffers(shape: StepShape, max_steps: int, weighs: bool = False) -> list
 
 
 def loop_inputs(shape: StepShape, context: int) -> list[Named]:
-    """Return the embedding, and the angles of all positions."""
+    """Return the arguments for the embedding and for the angles of all positions."""
     found = [Named("embedding", memref((shape.vocab_size, shape.hidden_size), shape.dtype))]
     for index, dim in shape.rotary_dims.items():
         found += [Named(f"all_{name}_{index}", memref((context, dim // 2), "f32")) for name in ("cos", "sin")]
@@ -88,7 +92,7 @@ def _unit(shape: StepShape) -> int:
 
 
 def _embed(shape: StepShape, given: Given, weighs: bool) -> None:
-    """Make x and the angles of every row, by its id and its length."""
+    """Emit x and the angles of every row, from its token id and its length."""
     rotary = shape.rotary_dims.items()
     angles = [(name, dim // 2) for number, dim in rotary for name, _ in rotary_arguments(shape, dim, f"_{number}")]
     with loop(0, shape.rows) as turn:
@@ -100,7 +104,7 @@ def _embed(shape: StepShape, given: Given, weighs: bool) -> None:
 
 
 def _step(shape: StepShape, given: Given, weighs: bool) -> None:
-    """Make a step, and of each row the largest logit in this thread's share, and its first place."""
+    """Emit a step, and find the largest logit of each row in this thread's share, and its first place."""
     own, lanes = make_step(shape, given, _unit(shape)), _lanes(shape)
     lowest, nowhere = constant(-inf, "f32", lanes), constant(0, "i32", lanes)
     with loop(0, shape.rows) as row:
@@ -119,7 +123,7 @@ def _step(shape: StepShape, given: Given, weighs: bool) -> None:
 
 
 def _choose(shape: StepShape, given: Given, weighs: bool) -> None:
-    """Make every row's next token, and one position more."""
+    """Emit every row's next token, and advance its position by one."""
     if weighs:
         given["left"][0] = constant(0, "i32")
     with loop(0, shape.rows) as turn:

@@ -1,5 +1,5 @@
-"""The part between a layer's products: queries and keys normed and rotated by their position's angles, keys and values
-written."""
+"""The computation between a layer's products: normalize queries and keys, rotate them by their position's angles, and
+write keys and values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ Place = tuple[Value | int, ...]
 
 
 def rotate_queries(layer: LayerKernel, given: Given) -> None:
-    """Make queries [share, dim] = the group's query heads of the row."""
+    """Emit the query heads of one row and one key/value head, normalized and rotated, to `queries` [query head,
+    dim].
+    """
     with loop(0, layer.shape.queries_per_kv) as head:
         number = given["group"] * layer.shape.queries_per_kv + head.index
         rotated_head(layer, "query", given, (given["row"], number), given["queries"], (head.index,))
 
 
 def keep(layer: LayerKernel, given: Given) -> None:
-    """Write the row's key and value of the group to the page and offset of its last position."""
+    """Write a row's key and value of one key/value head to the page and offset of the row's last position."""
     head, size = (given["row"], given["group"]), layer.step.page_size
     position = given["lengths"][given["row"]].to("index") - 1
     page = given["table"][given["row"], position // size].to("index")
@@ -35,8 +37,8 @@ def rotated_head(
     layer: LayerKernel, of: Literal["query", "key"], given: Given, head: tuple[Value, Value], out: Value,
     place: Place,
 ) -> None:  # fmt: skip
-    """Make out[place] = the `head` of `of` (its row and number), normed, its two halves rotated against each other
-    (RoPE, Su et al. 2021), where the layer does that."""
+    """Emit out[place] = one query or key `head` (its row and number). It is normalized, and its two halves are rotated
+    against each other (RoPE, Su et al. 2021), if the layer does so."""
     shape, qkv, (row, number) = layer.shape, given[layer.qkv_out.name], head
     dim, half, lanes = shape.head_dim, shape.head_dim // 2, _lanes(layer)
     heads, before = (shape.num_heads, 0) if of == "query" else (shape.num_kv_heads, shape.num_heads * dim)
@@ -60,7 +62,7 @@ def rotated_head(
 
 
 def copy_value(layer: LayerKernel, given: Given, head: tuple[Value, Value], out: Value, place: Place) -> None:
-    """Make out[place] = the value of a key/value head (its row and number)."""
+    """Emit out[place] = the value of one key/value head; `head` is its row and number."""
     shape, (row, number) = layer.shape, head
     column = number * shape.head_dim + (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     copy(given[layer.qkv_out.name], (row, column), out, (*place, 0), shape.head_dim, _lanes(layer))

@@ -1,4 +1,4 @@
-"""The shape that a decode step is compiled for: a decoder's sizes and a number of rows, as data."""
+"""The shape that a decode step is compiled for: the sizes of a decoder and a number of rows, as data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ Half = Literal["attention", "feedforward"]
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The stored layout of a product's matrix: `f32` or `bf16`, row by row or in `panels` (see blocked/layout.py); in
-    panels a format of `WORDS`, or a kind of codes (see blocked/shape.py), whose scales are of `quant_group` columns (0:
-    a row) and of type `scales`, with minima beside them where `minima` is a type. With `w8a8` codes are integers, and
-    what is multiplied with them is quantized too (see linear/int8_activations.py). `rows`: how many rows of the matrix
-    are stored so; 0 for all."""
+    """The layout in which a weight matrix is stored.
+
+    `dtype` is `f32` or `bf16`, stored row by row or in `panels` (see blocked/layout.py); in panels it may also be a
+    format of `WORDS` or a kind of codes (see blocked/shape.py). Scales have type `scales`, one for `quant_group`
+    columns (0: for a row); with a type `minima` there are minima as well. With `w8a8`, integer codes are multiplied
+    with quantized activations (see linear/int8_activations.py). `rows`: the number of rows of the matrix stored this
+    way; 0 for all.
+    """
 
     dtype: str
     quant_group: int = 0
@@ -33,10 +36,11 @@ class WeightLayout:
 
 @dataclass(frozen=True)
 class MixtureShape:
-    """A mixture of `num_experts` feed-forwards, of which a row takes `per_row`: those with the largest score.
+    """The mixture of `num_experts` feed-forwards, of which a row uses the `per_row` with the largest scores.
 
-    Scores are what the router gives (`logit`), its `softmax` or its `sigmoid`. An expert's weight is its score, or with
-    `softmax_chosen` the softmax of the chosen ones; divided by their sum with `renormalize`; times `factor`.
+    Scores are the router's output (`logit`), its `softmax` or its `sigmoid`. An expert's weight is its score, or with
+    `softmax_chosen` the softmax over the chosen experts; `renormalize` divides weights by their sum; `factor`
+    multiplies them.
     """
 
     num_experts: int
@@ -50,20 +54,20 @@ class MixtureShape:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape(HeadShape):
-    """One layer of a decode step. Layers of one shape share their code.
+    """One layer of a decode step. Layers of equal shape share their code.
 
     Attributes:
         intermediate_size: width of the feed-forward.
-        qkv: the runs of rows in which the matrix of queries, keys and values is stored, one as a rule.
-        activation: of the gate, `silu` or `gelu_tanh`.
-        post_norms: whether what attention and the feed-forward give is normed before it is added.
-        page_table: index of its page table (with `quantized`, of the residual tokens).
-        rotary_index: index of its table of angles; None where heads are not rotated.
-        qk_norm: whether queries and keys are normed first: each head, or with `whole_qk_norm` all heads of a row.
-        experts: the mixture that takes the place of one feed-forward; `gate_up` and `down` are each expert's then, in
-            panels, and their widths are multiples of 64.
-        quantized: the layout of quantized keys and values, whose page table is `quantized_page_table`.
-        selection: the pages that a row reads, where `selected`.
+        qkv: the runs of rows in which the matrix of queries, keys and values is stored, usually one.
+        activation: activation of the gate, `silu` or `gelu_tanh`.
+        post_norms: whether the results of attention and feed-forward are normalized before they are added.
+        page_table: index of its page table (with `quantized`, of the table of residual tokens).
+        rotary_index: index of its table of angles; None if heads are not rotated.
+        qk_norm: whether queries and keys are normalized first: each head, or with `whole_qk_norm` all heads of a row.
+        experts: the mixture that replaces the feed-forward; `gate_up` and `down` are then layouts of each expert, in
+            panels, with widths that are multiples of 64.
+        quantized: the layout of quantized keys and values; their page table is `quantized_page_table`.
+        selection: the pages that a row reads if `selected`.
     """
 
     intermediate_size: int
@@ -85,20 +89,20 @@ class LayerShape(HeadShape):
 
 @dataclass(frozen=True)
 class StepShape:
-    """A step of `rows` tokens, each the last of its own context: from embedded tokens to logits.
+    """A decode step of `rows` tokens, each the last of its own context: it goes from embedded tokens to logits.
 
     Attributes:
-        dtype: f32 or bf16, the type of the cache and of what enters a product; the residual stream is float32.
+        dtype: f32 or bf16, the type of the cache and of the products' operands; the residual stream is float32.
         norm_dtype: type of the norms' weights, `dtype` unless given.
         page_size: tokens of a page.
-        max_pages: pages of a sequence at most.
+        max_pages: maximum pages of a sequence.
         chunks: parts into which a context is split.
         same_sequence: whether some rows may be tokens of one sequence; all rows' keys and values are then written
             before any is read.
         head: the output head; without one the step ends with the residual stream, in its buffer x.
-        layers: without any the step begins with the residual stream.
-        half: the only half of each layer that is computed, of a rank that holds a share of it. What it gives is not
-            added to x but written to the buffer `added`, for the ranks to sum.
+        layers: the layers; without layers the step only applies the head to the residual stream.
+        half: the half of each layer to compute, on a rank with a share of each layer. Its result is written to the
+            buffer `added`, not added to x, so that the ranks can sum it.
     """
 
     rows: int
@@ -122,7 +126,7 @@ class StepShape:
         return memref((self.hidden_size,), self.norm_dtype or self.dtype)
 
     def has(self, half: Half) -> bool:
-        """Return whether this half of each layer is computed."""
+        """Return whether the step computes this half of each layer: attention or feed-forward."""
         return self.half in (None, half)
 
     @property
@@ -132,10 +136,10 @@ class StepShape:
 
     @property
     def rotary_dims(self) -> dict[int, int]:
-        """Return the width of the heads that each table of angles is for."""
+        """Return, for each table of angles, the width of the heads that it rotates."""
         return {layer.rotary_index: layer.head_dim for layer in self.layers if layer.rotary_index is not None}
 
     @property
     def layer_kinds(self) -> tuple[LayerShape, ...]:
-        """Return the layers' different shapes, in the order in which they first come."""
+        """Return the layers' different shapes, in the order of their first occurrence."""
         return tuple(dict.fromkeys(self.layers))

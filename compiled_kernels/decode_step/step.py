@@ -1,4 +1,4 @@
-"""Compiled decode steps, bound to a model's weights and cache.
+"""Compiled decode steps, bound to the tensors of a model's weights and cache.
 
 `DecodeStep` goes from embedded tokens to logits in one call, `DecodeSteps` from tokens to the tokens that follow.
 """
@@ -21,14 +21,15 @@ from compiled_kernels.mlir.invoke import BoundCall, check_argument
 
 
 class DecodeStep:
-    """A compiled step. `tensors` holds those that `step_inputs(shape)` names: weights, keys and values; raises
-    BackendError where one is missing, is too many, or is of another shape or type.
+    """A compiled step. `tensors` are the weights, keys and values named by `step_inputs(shape)`. Raises BackendError if
+    one is missing, superfluous, or of another shape or type.
 
-    Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits` (or `x`): all of them buffers of the step's
-    own, for `shape.rows` rows, where the step has such; `chosen` [row, expert's place] says for each layer that is a
-    mixture, by its index, which experts each row took. An unused row has length 1 and pages that no other row reads.
+    Fill `x`, `lengths`, `tables` and `angles`, call the step, and read `logits` (or `x`): all are buffers of the step
+    for `shape.rows` rows, as far as the step has them. For each mixture layer, by its index, `chosen` [row, chosen
+    expert] has the numbers of the experts of each row. Give an unused row length 1 and pages that no other row reads.
 
-    Steps of as many rows may share their buffers: those whose name is in `pool` are taken, others are added to it.
+    Steps with equal numbers of rows may share buffers: buffers in `pool` are reused by name, and others are added to
+    it.
     """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], pool: dict[str, Tensor] | None = None):
@@ -61,7 +62,7 @@ class DecodeStep:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
-    """Raise BackendError unless `tensors` are exactly those wanted, each as it is declared."""
+    """Raise BackendError unless `tensors` has exactly the names in `wanted`, each with the declared shape and type."""
     names = {name for name, _ in wanted}
     for problem, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
         if wrong:
@@ -70,13 +71,13 @@ def check_tensors(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> Non
             )
     for name, kind in wanted:
         sizes, types = _read(kind)
-        if sizes[0] == SIZE_BOUND:  # a pool of any number of pages
+        if sizes[0] == SIZE_BOUND:  # any number of pages is accepted
             sizes = (len(tensors[name]), *sizes[1:])
         check_argument("decode step", name, tensors[name], sizes, types)
 
 
 def allocate(wanted: Sequence[Named], pool: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return buffers of these names and types, new ones all zero; what `pool` has already is taken from there."""
+    """Return zeroed buffers of these names and types; buffers in `pool` are reused."""
     pool = {} if pool is None else pool
     for name, kind in wanted:
         if name not in pool:
@@ -96,18 +97,19 @@ def _read(kind: str) -> tuple[tuple[int, ...], tuple[torch.dtype, ...]]:
 
 
 class DecodeSteps:
-    """Up to `max_steps` greedy steps of `shape`; `tensors` holds those that `step_inputs(shape)` names, `embedding`,
-    and for each table of angles `all_cos_i` and `all_sin_i` [context, dim / 2].
+    """Up to `max_steps` decode steps of `shape` in one call. `tensors` has the tensors named by `step_inputs(shape)`,
+    the `embedding`, and for each table i of angles `all_cos_i` and `all_sin_i` [context, dim / 2].
 
-    Fill `ids` [row], `lengths` [row] (of each text, that token included) and `tables`; call with the number of steps;
-    read `next_tokens` [step, row], what follows each step's token: the largest logit, the first of equal ones, or what
-    `forced_tokens` [step, row] says, where that is not -1.
+    Fill `ids` [row], `lengths` [row] (each context, that token included) and `tables`; call with the number of steps;
+    read `next_tokens` [step, row], the token after each step: the largest logit (the first of equal ones), or the value
+    of `forced_tokens` [step, row] if it is not -1.
 
-    Steps that `weigh` also draw tokens: fill `scale` [row], one over the temperature, and `uniforms` [step, row] with
-    numbers from [0, 1), below 0 where the largest is taken; `all_logits` [step, row, vocab] are what they were drawn
-    from. And a row ends before the first token that is not known and of whose likeliest the probability (of the softmax
-    of its scaled logits) is below `threshold` [1], 0 unless filled; the call, where all rows have ended. Fill `kept`
-    [row] with the number of steps, 0 for rows that are not used; read there how many of each row's `next_tokens` count.
+    Steps that `weigh` also sample: fill `scale` [row], the reciprocal of the temperature, and `uniforms` [step, row]
+    with numbers from [0, 1), or a negative number to take the largest logit. `all_logits` [step, row, vocab] are the
+    logits that were sampled from. A row ends before the first token that is not forced, if the highest probability (of
+    the softmax of scaled logits) is below `threshold` [1], 0 by default; the call ends when all rows have ended. Fill
+    `kept` [row] with the number of steps, 0 for unused rows; afterwards it has the number of each row's valid
+    `next_tokens`.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class DecodeSteps:
 
     def __call__(self, steps: int, threads: int | None = None) -> None:
         if not 1 <= steps <= self.max_steps:
-            raise ValueError(f"{steps} steps asked for, 1 to {self.max_steps} are compiled")
+            raise ValueError(f"{steps} steps requested, but 1 to {self.max_steps} are compiled")
         self._count[0] = steps
         if self.weighs:
             self._left[0] = 1

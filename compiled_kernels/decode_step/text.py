@@ -1,8 +1,8 @@
-"""A whole decode step as one MLIR module: every thread runs all of it and takes its share of each product.
+"""A whole decode step as one MLIR module: every thread runs all of it and computes its share of each product.
 
-    layer for layer (see layer.py), then norm -> head where the step has one
+    layer for layer (see layer.py), then norm -> head if the step has one
 
-What is small (norms, merging, angles) every thread computes for itself rather than waiting for it.
+Every thread computes small parts (norms, merging, angles) itself rather than wait for another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from compiled_kernels.decode_step.shape import LayerShape, StepShape
 
 
 def step_text(shape: StepShape) -> str:
-    """Return @decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
+    """Return the MLIR text of the function @decode_step(see `arguments`) and of all functions that it calls; layers of
+    equal shape share a function.
+    """
 
     def step() -> None:
         step_functions(shape)
@@ -39,7 +41,7 @@ def step_text(shape: StepShape) -> str:
 
 
 def step_functions(shape: StepShape) -> None:
-    """Make all that a step calls."""
+    """Build all functions that a step calls."""
     norm(shape, shape.dtype)
     make_products("head", [last] if (last := head_product(shape)) else [], shape.rows)
     for layer in _kinds(shape).values():
@@ -47,8 +49,8 @@ def step_functions(shape: StepShape) -> None:
 
 
 def make_step(shape: StepShape, given: Given, unit: int) -> list[Value]:
-    """Make the way from x to logits, where there is a head; return begin and end of this thread's share of them, in
-    multiples of `unit`."""
+    """Emit the operations from x to the logits, if the step has a head; return the begin and end of this thread's share
+    of the logits, in multiples of `unit`."""
     kinds, last = _kinds(shape), head_product(shape)
     for number, each in enumerate(shape.layers):
         _call_layer(kinds[each], number, given)
@@ -60,12 +62,12 @@ def _kinds(shape: StepShape) -> dict[LayerShape, LayerKernel]:
 
 
 def arguments(shape: StepShape) -> list[Named]:
-    """Return the step's arguments in order: its own buffers, then what it is given."""
+    """Return the step's arguments in order: its own buffers, then its inputs."""
     return [*buffers(shape), *step_inputs(shape)]
 
 
 def buffers(shape: StepShape) -> list[Named]:
-    """Return the buffers that change with each step, then the scratch buffers."""
+    """Return the step's own buffers: first its inputs and outputs, which change with each step, then scratch memory."""
     rows = shape.rows
     found = [Named("x", memref((rows, shape.hidden_size), "f32"))]
     found += [Named("logits", memref((rows, shape.vocab_size), "f32"))] if shape.head else []
@@ -82,7 +84,7 @@ def buffers(shape: StepShape) -> list[Named]:
 
 
 def step_inputs(shape: StepShape) -> list[Named]:
-    """Return all weights and pages."""
+    """Return the arguments for all weights and pages, which the caller passes."""
     found = []
     if last := head_product(shape):
         found += [Named("norm", shape.norm_type), *weight_arguments_of("head_", last)]
@@ -92,7 +94,7 @@ def step_inputs(shape: StepShape) -> list[Named]:
 
 
 def _call_layer(layer: LayerKernel, number: int, given: Given) -> None:
-    """Call the layer's function, with the step's arguments for the layer's."""
+    """Emit a call of the layer's function with this layer's arguments of the step."""
     rotary = layer.shape.rotary_index
     called = {"quantized_table": f"table_{layer.shape.quantized_page_table}"}
     called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{rotary}", "sin": f"sin_{rotary}"}
@@ -102,7 +104,7 @@ def _call_layer(layer: LayerKernel, number: int, given: Given) -> None:
 
 
 def _logits(shape: StepShape, head: AnyProduct, given: Given, unit: int) -> list[Value]:
-    """Make logits = the norm of x times the head's weight; this thread's columns, which are returned."""
+    """Emit logits = norm(x) times the head's weight for this thread's columns, and return these columns."""
     normed, rows = Named("normed", memref((shape.rows, shape.hidden_size), shape.dtype)), (0, shape.rows)
     given = given | {name: alloca(kind) for name, kind in (normed, *int8_buffers([head], shape.rows))}
     call("norm", [given["x"], given["norm"], given["normed"], *rows])

@@ -1,4 +1,4 @@
-"""Products of rows with one of several weight matrices each (mixture of experts, Shazeer et al., 2017)."""
+"""Multiply each row with the weight matrix of its expert (mixture of experts, Shazeer et al., 2017)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from compiled_kernels.expert_linear.stacks import of_expert, stack_format
 from compiled_kernels.linear.by_blocks import linear_stored
 from compiled_kernels.operators import define_operator
 
-MAX_TRACED_ROWS = 8  # rows; a matrix that several rows name is read for each of them
-TRACED = ("dense", "int8")  # codes that a graph reads as they are
+MAX_TRACED_ROWS = 8  # rows; a matrix shared by several rows is read once per row
+TRACED = ("dense", "int8")  # codes that a graph reads directly
 EXPERT_LINEAR = define_operator(
     "expert_linear",
     "(Tensor x, Tensor expert, Tensor weight, Tensor? bias, Tensor? scales, Tensor? minima, str codes) -> Tensor",
@@ -54,24 +54,24 @@ def expert_linear(
     codes: str = "dense",
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "row out"]:
-    """Compute x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only the experts that are named are
+    """Compute x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only experts named in `expert` are
     read.
 
     Args:
         x: rows, one for each (token, chosen expert) pair.
         expert: the expert of each row.
-        weight: the matrices of all experts, row by row or in panels (see blocked/layout.py), which the backend mlir
-            reads in place; elsewhere those that are named are made plain at each call.
-        bias: their biases.
-        scales: of matrices in few bits, as those of one matrix have them, for each expert.
-        minima: likewise; None where there are none.
-        codes: what the matrices hold: `MatrixFormat.codes`. Eager and inductor dequantize some rows of a named expert
-            at a time; the others in registers.
+        weight: the matrices of all experts, row by row or in panels (see blocked/layout.py). The backend mlir reads
+            panels in place; other backends convert the named experts to plain matrices at each call.
+        bias: the experts' biases.
+        scales: scales of quantized matrices, for each expert in the format of a single matrix.
+        minima: minima in the same format; None if the matrices have none.
+        codes: format of the matrices: `MatrixFormat.codes`. Eager and inductor dequantize a named expert some rows at a
+            time; the other backends dequantize in registers.
         backend: the backend.
     """
     if backend is Backend.EAGER:
         return expert_linear_reference(x, expert, weight, bias, scales, minima, codes)
-    # Which experts are named no graph can read: inside one, products of many rows are opaque.
+    # A graph cannot read which experts are named: within a graph, products of many rows are opaque.
     if (
         backend is Backend.INDUCTOR
         and torch.compiler.is_compiling()
@@ -86,7 +86,9 @@ def expert_linear(
 
 
 def traced(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
-    """Multiply few rows in a graph: each matrix is read in place, inside the sum over its columns."""
+    """Multiply a few rows by their experts' matrices inside a torch.compile graph: the products are written as sums
+    over columns, so that each matrix is read in place.
+    """
     exact = torch.promote_types(x.dtype, torch.float32)
     products = weight[expert].to(exact) * x.to(exact)[:, None]
     if scales is not None and scales.ndim > 2:

@@ -18,7 +18,9 @@ def inputs(
     generator: torch.Generator, rows: int, experts: int, width: int, out: int, bias: bool, dtype: torch.dtype,
     panels: bool = False, named: int | None = None, format: MatrixFormat = DENSE_MATRIX,
 ) -> tuple:  # fmt: skip
-    """Draw inputs; rows name the first `named` experts, all unless given, and experts that no row names are NaN."""
+    """Draw inputs. The rows use the first `named` experts (default: all); the weights of experts without rows are
+    NaN.
+    """
     expert = torch.randint(named or experts, (rows,), generator=generator)
     shift = random_normal(generator, dtype, (experts, out))
     stack = random_stack(generator, format, (experts, out, width), dtype)
@@ -34,8 +36,9 @@ def inputs(
 def random_stack(
     generator: torch.Generator, format: MatrixFormat, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Draw a stack [expert, out, width] of numbers near 1: its weight, of `dtype` where it is dense, scales and
-    minima."""
+    """Draw random matrices of all experts [expert, out, width], with numbers near 1: the weight (of `dtype` if it is
+    dense), its scales and its minima.
+    """
     dense = random_normal(generator, dtype, shape)
     if format.is_dense:
         return dense, None, None
@@ -44,14 +47,14 @@ def random_stack(
 
 
 def spoil(stack: tuple[Tensor, Tensor | None, Tensor | None], experts: Tensor | list[int]) -> None:
-    """Make experts of a stack NaN, or where scales are exponents as large as can be."""
+    """Set the weights of some experts to NaN, or to the largest value if scales are exponents."""
     weight, scales, _ = stack
     spoilt = weight if scales is None else scales
     spoilt[experts] = torch.nan if spoilt.is_floating_point() else 255
 
 
 def plain(width: int, weight: Tensor, scales: Tensor | None, minima: Tensor | None, codes: str) -> Tensor:
-    """Return a stack's numbers, row by row, in float64."""
+    """Return the matrices of all experts, row by row, in float64."""
     format = stack_format(codes, width, scales, minima)
     parts = stack_from_panels(weight, scales, minima)
     weight, *beside = (each for each in parts if each is not None)
@@ -69,8 +72,8 @@ def terms(width: int, **_: object) -> float:
 def scale(
     x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None, *rest: Any
 ) -> Tensor:
-    """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row the
-    largest."""
+    """Return the typical size of a sum of products with random signs: the root of the sum of squares, and for a row its
+    maximum."""
     shift, matrices = None if bias is None else bias.double().square(), plain(x.shape[1], weight, scales, *rest)
     squares = compiled_kernels.expert_linear(x.double().square(), expert, matrices.square(), shift)
     return squares.sqrt().amax(-1, keepdim=True)

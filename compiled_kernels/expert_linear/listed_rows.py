@@ -1,13 +1,13 @@
-"""Products of rows that a list names, with one expert's weight each: rows are grouped by expert, and of an expert that
-no row names nothing is read.
+"""Multiply each row by the weight of its expert: rows are sorted by expert, and the weights of experts without rows are
+not read.
 
     sort: rows in the order of their experts (a counting sort by one thread; the others wait)
     for each expert that has rows: this thread's columns of its weight
-      up to 6 rows    `few`    each panel is read once, at memory's pace (see blocked/few.py)
+      up to 6 rows    `few`    each panel is read once, at memory bandwidth (see blocked/few.py)
       more            `many`  blocks of the weight in cache, tiles of 6 rows (see blocked/many.py)
 
-All experts' weights are one weight whose columns follow one another, so an expert is a run of its panels. A row's sums
-are in the same order in both, and depend on no other row.
+All experts' weights form one weight with consecutive output columns, so an expert is a run of its panels. `few` and
+`many` both sum a row in the same order, independent of other rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from compiled_kernels.builder.target import SIZE_BOUND, Named, indices, memref
 from compiled_kernels.builder.threads import entry, share, wait
 from compiled_kernels.builder.values import Value, constant, index
 
-LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile, each with code of its own
+LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile; each number has separate code
 
 
 @dataclass(frozen=True)
 class ListedRows(FewRows):
-    """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns`
-    are those of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
+    """A product of the rows in a list (see `listed_arguments`) with some panels of the experts' weights. `columns`: the
+    output columns of one expert. `rows`: the number of rows of out. Row i of out is computed from row i // `reads` of
+    x."""
 
     reads: int = 1
 
@@ -50,8 +51,8 @@ class ListedRows(FewRows):
 
     @property
     def arguments(self) -> list[Named]:
-        """Return the arguments of the product's function; the last say which rows of the list are an expert's. Of any
-        number of rows there are `TILE_ROWS` at most."""
+        """Return the arguments of the product's function. The last two are the begin and end of an expert's rows in the
+        list: at most `TILE_ROWS` rows for a product with a fixed number of rows."""
         listed = listed_arguments(self.order_type)
         return [
             Named("x", self.x_type),
@@ -63,8 +64,8 @@ class ListedRows(FewRows):
 
 
 def multiply_by_experts(name: str, few_rows: ListedRows, many_rows: ManyRows, experts: int) -> None:
-    """Make @name(x, the weights, out, each row's expert, room for the order of the rows and for where each expert's
-    rows end, the number of rows): every thread takes a share of each expert's columns."""
+    """Build the function @name(x, the weights, out, each row's expert, buffers for the order of rows and for the ends
+    of experts' rows, the number of rows). Every thread computes a share of each expert's columns."""
     few(few_rows)
     many(many_rows, store_sums)
     arguments = [
@@ -91,7 +92,7 @@ def multiply_by_experts(name: str, few_rows: ListedRows, many_rows: ManyRows, ex
 
 @contextmanager
 def each_named_expert(experts: int, ends: Value) -> Iterator[tuple[Value, Value, Value]]:
-    """Make a loop over the experts that rows name; gives an expert, and where its rows begin and end in the list."""
+    """Build a loop over the experts that have rows; yield an expert, and the begin and end of its rows in the list."""
     with loop(0, experts, 1, [index(0)]) as turn:
         begin, end = turn.carried[0], ends[turn.index].to("index")
         with when(begin.below(end)):
@@ -100,8 +101,9 @@ def each_named_expert(experts: int, ends: Value) -> Iterator[tuple[Value, Value,
 
 
 def sort_rows(given: Given, rows: Value | int, experts: int) -> None:
-    """Make `order` the rows in the order of their experts (`expert`), stable, and `ends` [expert] where each expert's
-    rows end in it."""
+    """Emit a stable sort of the rows by expert: it writes the sorted row numbers to `order`, and the end of each
+    expert's rows to `ends` [expert].
+    """
     expert, order, ends = (given[name] for name in ("expert", "order", "ends"))
     with loop(0, experts) as turn:
         ends[turn.index] = constant(0, "i64")
@@ -120,8 +122,8 @@ def sort_rows(given: Given, rows: Value | int, experts: int) -> None:
 
 
 def few(product: ListedRows) -> None:
-    """Make @name(see `arguments`): rows `begin` to `end` of the list, panel by panel: tiles of `TILE_ROWS`, then one of
-    what is left, where the last row may be computed more than once."""
+    """Build the function @name(see `arguments`), which multiplies the rows from `begin` to `end` of the list panel by
+    panel: in tiles of `TILE_ROWS`, and a smaller last tile that may compute its last row more than once."""
     with function(product.name, product.arguments, inline=False) as given:
         begin, end = given["begin"], given["end"]
         left = (end - begin) % TILE_ROWS
@@ -137,7 +139,7 @@ def few(product: ListedRows) -> None:
         operands = Operands(given["x"], [given[each.name] for each in weight_names(product)], given["out"], sums)
 
         def tile(column: Value, places: list[Value]) -> None:
-            """Make the rows at these places of the list times a panel."""
+            """Multiply the rows at these places of the list with a panel."""
             rows = [row_at(place) for place in places]
             own = operands._replace(sum_rows=[place - begin for place in places])
             panel_rows(product, own, column, _read(product, rows), rows, column - given["skipped_columns"])
@@ -153,5 +155,5 @@ def few(product: ListedRows) -> None:
 
 
 def _read(product: ListedRows, rows: list[Value]) -> list[Value]:
-    """Return the rows of x that these rows of out are made of."""
+    """Return the rows of x that these rows of out are computed from."""
     return rows if product.reads == 1 else [row // product.reads for row in rows]

@@ -1,5 +1,5 @@
-"""The backend mlir of products by experts, run on torch's threads: one kernel for any number of rows where the weights
-lie in panels; where they lie row by row, each named expert's rows go through the product of its matrix."""
+"""Multiply each row by the weight of its expert on the backend mlir, on torch's threads. Weights in panels have one
+kernel for any number of rows; for weights stored row by row, each expert's rows are one ordinary product."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def expert_linear(
     x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None,
     minima: Tensor | None = None, codes: str = "dense",
 ) -> Tensor:  # fmt: skip
-    """Compute as the api says. Raises BackendError for an expert that there is not."""
+    """Compute the product that api.py describes. Raises BackendError for an expert number that does not exist."""
     rows, width, out, experts = len(x), x.shape[1], shape_of(weight)[0], len(weight)
     check_argument(NAME, "x", x, (rows, width), COMPUTE_DTYPES, contiguous=False)
     check_argument(NAME, "expert", expert, (rows,), INDEX_DTYPES, contiguous=False)
@@ -85,7 +85,7 @@ def compiled(
     target: Target, experts: int, width: int, out: int, weight: str, x: str, result: str, group: int = 0,
     scales: str = "f16", minima: str = "",
 ) -> tuple[Kernel, torch.dtype]:  # fmt: skip
-    """Compile the product; return it, and the type that x must have."""
+    """Compile the product; return its kernel and the type that x must have."""
     stack, named = (width, experts * out, weight), weight in WORDS
     more: dict[str, Any] = {"quant_group": 0 if named else group, "scales": scales, "minima": "" if named else minima}
     more |= {"columns": out, "out_dtype": result}

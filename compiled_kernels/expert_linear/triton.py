@@ -1,11 +1,12 @@
-"""Products by experts in Triton: rows in the order of their experts, tiles of rows of one expert.
+"""Multiply each row by the weight of its expert in Triton: rows are sorted by expert, and a tile has rows of one
+expert.
 
     out.T [out, row]  =  weight of the tile's expert [out, width]  @  x.T [width, row]
 
-There is one tile for any number of rows and no split along the width, so a row's bits do not depend on which other rows
-there are. Each program finds its tile's expert by itself from where the experts' rows end: the host knows only a bound
-of the number of tiles, and nothing waits for it. Programs beyond the last tile return at once; an expert that no row
-names has no tile, and is not read. Codes become numbers in registers.
+The tile's shape does not depend on the number of rows, and the width is not split, so a row's bits do not depend on
+other rows. Each program finds its tile's expert from the ends of the experts' rows: the host only knows an upper bound
+of the number of tiles and does not wait. Programs beyond the last tile return at once; an expert without rows has no
+tile and is not read. Codes become numbers in registers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MIN_DOT_SIZE = 16
 
 @triton.jit
 def columns_of(x, row, column, inside, width, x_stride, EVEN: tl.constexpr):
-    """Load x.T of these columns and rows: [column, row]."""
+    """Load x.T [column, row] for these columns and rows."""
     at = x + row[None, :] * x_stride + column[:, None]
     mask = inside[None, :] if EVEN else (column < width)[:, None] & inside[None, :]
     return tl.load(at, mask=mask, other=0.0)
@@ -43,8 +44,8 @@ def expert_product(
     FOUR: tl.constexpr, FP8: tl.constexpr, MINIMA: tl.constexpr, FORMAT: tl.constexpr, SCALED: tl.constexpr,
     EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows of one expert: `order` [row] is the rows in the order of their experts, `ends` [expert]
-    where each expert's rows end in it. `SCALED`: a row of a matrix has a scale."""
+    """Multiply a tile of rows of one expert. `order` [row] lists the rows sorted by expert, `ends` [expert] the end of
+    each expert's rows in that list. `SCALED`: each row of the matrix has a scale."""
     number = tl.arange(0, EXPERTS)
     there = number < experts
     end = tl.load(ends + number, mask=there, other=0).to(tl.int32)
@@ -85,13 +86,13 @@ def plan(
         format = stack_format(codes, x.shape[1], scales, minima)
     except ValueError as error:
         raise BackendError(f"expert_linear: {error}") from None
-    if in_panels(weight):  # a layout of the backend mlir: the named experts are made plain
+    if in_panels(weight):  # a layout of the backend mlir: convert the experts in use to plain weights
         named, expert = expert.unique(return_inverse=True)
         bias = None if bias is None else bias[named]
         weight, scales, minima = of_expert((weight, scales, minima), named)
     group = format.group
     if group != (power_of_two(group) if group else 0):
-        raise BackendError(f"expert_linear: backend triton knows groups of a power of two columns, not {group}")
+        raise BackendError(f"expert_linear: backend triton needs groups of a power of two columns, not {group}")
     x = x if x.stride(1) == 1 else x.contiguous()
     (rows, width), (experts, outs, _) = x.shape, weight.shape
     out = x.new_empty(rows, outs)

@@ -1,4 +1,4 @@
-"""The gates of feed-forwards: SwiGLU and GeGLU (Shazeer, 2020), and the clamped form of gpt-oss (OpenAI, 2025)."""
+"""Compute the gates of feed-forward layers: SwiGLU and GeGLU (Shazeer, 2020), and gpt-oss's clamped form (2025)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gated_clamped_reference(gate_up: Tensor, alpha: float, limit: float) -> Tens
 
 
 def _halves(gate_up: Tensor) -> tuple[Tensor, ...]:
-    """Return gate and up, in float32 at the least."""
+    """Return gate and up, in float32 or wider."""
     return gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
 
 
@@ -54,8 +54,9 @@ GATED_CLAMPED = _gate("gated_clamped", gated_clamped_reference, ", float alpha, 
 
 
 def gated_silu(gate_up: Float[Tensor, "token two_hidden"], backend: Backend = Backend.EAGER) -> Tensor:
-    """Compute silu(gate) * up (SwiGLU), where `gate_up` holds the gate's columns, then the up projection's: [token,
-    intermediate]."""
+    """Compute silu(gate) * up (SwiGLU); `gate_up` has the gate's columns, then the up projection's: [token,
+    intermediate].
+    """
     if backend in (Backend.EAGER, Backend.INDUCTOR):
         return gated_silu_reference(gate_up)
     return GATED_SILU.implementation(backend)(gate_up)

@@ -11,7 +11,7 @@ def inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dt
 
 
 def clamped_inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dtype) -> tuple:
-    """Draw inputs with a limit that a third of the numbers pass."""
+    """Draw inputs and a limit for `gated_clamped`; about a third of the numbers exceed the limit."""
     return *inputs(generator, tokens, hidden, dtype), 1.702, 3.0
 
 

@@ -1,4 +1,4 @@
-"""Gates element by element; gate and up lie half a row apart."""
+"""Compute gates elementwise in Triton; a row has the gate's columns in its first half, those of up in its second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
-COLUMNS = 1024  # a program's most: eight a thread, sixteen bytes of bfloat16
+COLUMNS = 1024  # maximum columns per program: eight per thread, sixteen bytes of bfloat16
 SILU, GELU, CLAMPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -26,7 +26,7 @@ def gate_times_up(
     if KIND == GELU:
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # sqrt(8 / pi)
     if KIND == CLAMPED:
-        # Comparisons, not minima: a NaN stays one.
+        # Comparisons in place of min and max keep a NaN.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
         slope = alpha * gate

@@ -1,4 +1,4 @@
-"""Compiler stages of the backend inductor. Importing this does not import the compiler."""
+"""Show the compiler stages of the backend inductor. Importing this package does not import the compiler."""
 
 from compiled_kernels.inductor_code.stages import stages
 from compiled_kernels.inductor_code.watch import code_digest, loaded_code

@@ -1,4 +1,4 @@
-"""Fused kernels: the operations that became one kernel, and the reasons why others did not."""
+"""Report fused kernels: the operations that became one kernel, and the reasons why other pairs were not fused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from compiled_kernels.inductor_code.watch import CompilationTrace
 
-NO_REASON = "the scheduler logged no reason: the backend does not join loops over {first} with loops over {second}"
+NO_REASON = "the scheduler logged no reason: the backend does not fuse loops over {first} with loops over {second}"
 
 
 def fusion(seen: CompilationTrace) -> dict:
-    """Return `kernels` (name, groups of scheduler nodes, their operations in the graph, bytes of the buffers they read
-    and write), `nodes`, and `apart` (pairs of groups that were not fused, with the scheduler's reason)."""
+    """Return a report with three keys: `kernels` (name, groups of scheduler nodes, their operations in the graph, bytes
+    of the buffers they read and write), `nodes`, and `apart` (pairs of groups that were not fused, with the scheduler's
+    reason)."""
     homes = {part: kernel for kernel, parts in seen.nodes_of_kernel.items() for part in parts}
     kernels: dict[str, list[dict]] = {}
     for group in seen.groups:

@@ -1,5 +1,5 @@
-"""Compilation stages of the backend inductor, taken from the compilation whose code runs, and the kernels in the module
-that Inductor wrote."""
+"""Show the compilation stages of the backend inductor for a case, and the kernels in the module that Inductor wrote.
+They are taken from the compilation of the code that runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,10 @@ def kernels(code: str) -> dict[str, dict[str, str]]:
 
 
 def stages(suite: Suite, case: Case) -> CompilerStages:
-    """Return the compiler's stages in order.
+    """Return the compiler's stages in order: graph (traced), decomposed, post_grad (after the graph's passes), ir (the
+    scheduler's nodes), fused_ir, fusion (see fusion.py), cpp or triton (kernels), python (the module that calls them).
 
-    They are graph (traced), decomposed, post_grad (the graph's passes done), ir (the scheduler's nodes), fused_ir,
-    fusion (the operations of each kernel, and the reasons against others), cpp or triton (kernels), python (the module
-    that calls them).
-
-    Raises BackendError where the case does not compile to one graph, with the compiler's words.
+    Raises BackendError with the compiler's message if the case does not compile to one graph.
     """
 
     def call(*inputs: Any) -> Any:
@@ -47,7 +44,7 @@ def stages(suite: Suite, case: Case) -> CompilerStages:
 
     try:
         seen = trace_compilation(call, suite.make_inputs(case))
-    except Exception as error:  # the compiler's own, of which there are many kinds
+    except Exception as error:  # Inductor raises exceptions of many kinds
         words = " ".join(str(error).split())[:200]
         raise BackendError(f"{suite.operator}: {case.name} does not compile to one graph: {words}") from error
     found = {name: CompilerStage(text) for name, text in seen.texts.items()}

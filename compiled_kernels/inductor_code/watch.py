@@ -1,7 +1,7 @@
-"""A recording of one compilation by torch.compile, made while it runs. All use of torch's private names is here.
+"""Record one compilation by torch.compile while it runs. All use of torch's private names is in this file.
 
-Inductor's own debug folder has the graphs, the scheduler's nodes and the code; its log of fusions has the reasons; the
-backends' `define_kernel` shows which nodes a kernel holds. Where this torch lacks one of them, that part is empty.
+Inductor's debug folder has the graphs, the scheduler's nodes and the code; its log of fusions has the reasons; the
+backends' `define_kernel` gives the nodes of a kernel. If this version of torch lacks one of them, that part is empty.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BACKENDS = (
 @dataclass
 class CompilationTrace:
     """The record of one compilation: `texts` by stage; `nodes` before fusion and the `groups` they became; `reasons`
-    of pairs that were not fused; the nodes of each kernel; the generated `code`."""
+    why pairs were not fused; the nodes of each kernel; the generated `code`."""
 
     texts: dict[str, str] = field(default_factory=dict)
     nodes: list[dict] = field(default_factory=list)
@@ -49,7 +49,7 @@ class CompilationTrace:
 
 
 def trace_compilation(call: Callable[..., Any], inputs: tuple) -> CompilationTrace:
-    """Compile `call` for these inputs and run it; what was seen on the way."""
+    """Compile `call` for these inputs, run it, and return the record of the compilation."""
     from torch._functorch import config as autograd
     from torch._inductor import config as inductor
 
@@ -58,7 +58,7 @@ def trace_compilation(call: Callable[..., Any], inputs: tuple) -> CompilationTra
         for part in (_kernels(seen), _reasons(seen), _silent(), warnings.catch_warnings(), torch.inference_mode()):
             stack.enter_context(part)
         warnings.simplefilter("ignore")
-        # Whole graphs are not taken from the cache, so that they are seen; the code made of them is the same.
+        # Do not take whole graphs from the cache, so that they are recorded; the generated code is the same.
         stack.enter_context(autograd.patch(enable_autograd_cache=False))
         debug = {"trace.enabled": True, "trace.debug_dir": folder, "fx_graph_cache": False}
         hooks = {"_pre_fusion_custom_pass": _noting(seen.nodes), "_post_fusion_custom_pass": _noting(seen.groups)}
@@ -73,7 +73,7 @@ def trace_compilation(call: Callable[..., Any], inputs: tuple) -> CompilationTra
 
 
 def loaded_code() -> dict[str, str]:
-    """Return source of the generated modules that this process runs, by digest."""
+    """Return the source of each generated module that this process runs, by its digest."""
     from torch._inductor.codecache import PyCodeCache
 
     files = [Path(module.__file__) for module in PyCodeCache.modules if module.__file__]
@@ -82,7 +82,7 @@ def loaded_code() -> dict[str, str]:
 
 
 def code_digest(code: str) -> str:
-    """Return SHA-256 of generated code, but for the line that counts the graphs of the process."""
+    """Return the SHA-256 of generated code, without the line that counts the process's graphs."""
     return hashlib.sha256(GRAPH_COUNTER.sub("", code).strip().encode()).hexdigest()
 
 
@@ -126,14 +126,14 @@ def _origins(part: Any) -> list:
 
 
 def _iteration(part: Any) -> str:
-    """Return lengths of a node's loops, `512 x 64`, those of its reduction after a bar, `512 | 64`."""
+    """Return the loop lengths of a node, `512 x 64`; reduction loops follow a bar, `512 | 64`."""
     group = getattr(part, "group", None)
     sizes = group[1] if group and isinstance(group[1], tuple) else ()
     return " | ".join(" x ".join(map(str, each)) for each in sizes if each) or "no loops of its own"
 
 
 def _bytes(node: Any) -> int | None:
-    """Return the bytes it reads and writes in memory, by the scheduler's own account."""
+    """Return the bytes that a node reads and writes in memory, as the scheduler estimates them."""
     try:
         return int(node.get_read_write_buffers_sizes())
     except (AttributeError, TypeError, ValueError, NotImplementedError):
@@ -141,7 +141,7 @@ def _bytes(node: Any) -> int | None:
 
 
 def _library(part: Any) -> str:
-    """Return the library function that it calls, where the node is no loop of Inductor's own."""
+    """Return the library function that a node calls, if it is not a loop of Inductor."""
     node = getattr(part, "node", None)
     name = getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None)
     return str(name) if name else ""

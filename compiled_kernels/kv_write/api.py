@@ -25,8 +25,9 @@ def kv_write(
     slots: Int[Tensor, " token"],
     backend: Backend = Backend.EAGER,
 ) -> None:
-    """Put `rows` at `slots`, in place; slot = page * (tokens a page) + offset. No slot comes twice, but those of the
-    null page (page 0), which may hold anything."""
+    """Write `rows` to `slots` in place; slot = page * (tokens per page) + offset. Slots are distinct, except those of
+    the null page (page 0), which has arbitrary contents.
+    """
     if backend not in (Backend.EAGER, Backend.INDUCTOR):
         KV_WRITE.implementation(backend)(pages, rows, slots)
         return
@@ -35,7 +36,7 @@ def kv_write(
 
 
 def kv_write_reference(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
-    """Put one row after another: the specification."""
+    """Write one row after another: the specification."""
     size = pages.shape[2]
     for row, slot in zip(rows, slots.tolist(), strict=True):
         page, offset = divmod(slot, size)

@@ -10,22 +10,21 @@ from compiled_kernels.kv_write.api import kv_write_reference
 def inputs(
     generator: torch.Generator, tokens: int, pages: int, num_kv_heads: int, size: int, dim: int, dtype: torch.dtype
 ) -> tuple:
-    """Draw inputs: pages are NaN wherever nothing was written; rows come as a slice of wider ones, as
-    projections do."""
+    """Draw inputs: unwritten parts of pages are NaN; rows are a slice of wider rows, as in a fused projection."""
     slots = torch.randperm(pages * size, generator=generator)[:tokens] + size
     rows = random_normal(generator, dtype, (tokens, num_kv_heads + 1, dim))[:, 1:]
     return torch.full((pages + 1, num_kv_heads, size, dim), torch.nan, dtype=dtype), rows, slots
 
 
 def written(pages, rows, slots, backend):
-    """Write, and return the pages after the write."""
+    """Return a copy of the pages in which the rows are written."""
     pages = pages.clone()
     compiled_kernels.kv_write(pages, rows, slots, backend)
     return pages
 
 
 def in_place(pages, rows, slots, backend):
-    """Write in place, without a copy: this is timed. The same again leaves the same."""
+    """Write the rows into the pages without a copy, for benchmarks: repetitions write the same values."""
     compiled_kernels.kv_write(pages, rows, slots, backend)
     return pages
 

@@ -1,4 +1,4 @@
-"""The backend mlir of the write: each row is copied to its page's offset, one group after another."""
+"""Implement the KV write for the backend mlir: each row is copied to its page and offset, head by head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiled_kernels.builder.vectors import copy
 from compiled_kernels.mlir import Kernel, compile_entry
 from compiled_kernels.mlir.invoke import FLOAT_DTYPES, INDEX_DTYPES, BoundCall, check_argument
 
-SINGLE_THREAD_TOKENS = 64  # tokens that one thread writes before a second one would be awake
+SINGLE_THREAD_TOKENS = 64  # tokens that one thread writes before a second thread would have started
 
 
 def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""KV write with one program a token: all its key/value heads go to one place of one page."""
+"""Implement the KV write in Triton with one program per token, which writes all its key/value heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A product with a weight matrix, for few rows (decode) and many (prefill)."""
+"""Multiply activations by a weight matrix, for few rows (decode) and many rows (prefill)."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def linear(
     bias: Tensor | None = None,
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """Compute x @ weight.T + bias, in the type of `x`; a weight may be float16 beside any. On the backend triton this
-    is the vendor's matrix product.
+    """Compute x @ weight.T + bias, in the type of `x`; a float16 weight is accepted with any type of x. The backend
+    triton calls the vendor's matrix product.
 
-    Here and below a weight may be in panels (see blocked/layout.py), which the backend mlir reads in place; on any
-    other backend the plain weight is made of it at each call.
+    Here and below a weight may be in panels (see blocked/layout.py), which the backend mlir reads directly; any other
+    backend converts it to the plain weight at each call.
     """
     weight = weight if backend is Backend.MLIR else from_panels(weight)
     if backend in (Backend.TRITON, Backend.MLIR):
@@ -81,23 +81,25 @@ def linear_quantized(
     activations: str = "float",
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """Compute x @ matrix.T + bias, in the type of `x`, of a matrix in few bits (see `MatrixFormat`).
+    """Compute x @ matrix.T + bias, in the type of `x`, with a quantized matrix (see `MatrixFormat`).
 
     Args:
         x: the rows.
         weight: the matrix's codes, row by row or in panels.
-        scales: float32 [out], of groups of columns float16, bfloat16 or float32 [out, group], or exponents in uint8.
-        minima: of any of these types, [out, group]; None where the format has none.
+        scales: float32 [out]; for groups of columns float16, bfloat16 or float32 [out, group], or exponents in uint8.
+        minima: [out, group], any of these types; None if the format has no minima.
         bias: [out].
-        codes: what the codes are: `MatrixFormat.codes`.
-        group: columns that share a scale, of the last group fewer may be left; 0: a whole row. Words have their own.
-        activations: `float`; or `int8`: x is rounded to INT8 (see linear/int8_activations.py), row by row beside a
-            scale for a row, else by blocks of 32 columns.
-        backend: what computes it.
+        codes: kind of codes: `MatrixFormat.codes`.
+        group: columns that share a scale (the last group may have fewer); 0: a whole row. Words have their own groups.
+        activations: `float`; or `int8`: x is rounded to INT8 (see linear/int8_activations.py), row by row if the weight
+            has one scale per row, else by blocks of 32 columns.
+        backend: the backend.
 
-    Raises BackendError where a backend does not carry this out, and beside `int8` for codes that are no integers and
-    for a group or a row of a width that cannot be summed so."""
-    if in_panels(scales) and codes not in WORDS:  # of groups that divide the width
+    Raises:
+        BackendError: the backend does not support this format; with `int8`, the codes are no integers, or a group or
+            row has an unsupported width.
+    """
+    if in_panels(scales) and codes not in WORDS:  # for groups that divide the width
         group = x.shape[1] // scales.shape[1]
     if activations == "int8" and (problem := int8_problem(codes, group, x.shape[1])):
         raise BackendError(f"linear_quantized: {problem}")

@@ -1,7 +1,6 @@
-"""Products in plain torch with matrices in few bits, or of another type than x: some rows at a time are numbers of that
-type, and never the whole matrix.
-
-On eager a product runs these functions; on inductor they are opaque operators of a graph (see operators.py)."""
+"""Compute products in plain torch with a matrix that is quantized, or whose type differs from that of x: some rows of
+the matrix at a time are converted to the type of x, never the whole matrix. On eager a product runs these functions; on
+inductor they are opaque operators of a graph (see operators.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ GPU_BLOCK_VALUES = 1 << 24  # there a block costs some launches, and its numbers
 
 
 def by_blocks(x: Tensor, parts: tuple[Tensor | None, ...], multiply: Callable[..., Tensor]) -> Tensor:
-    """Return `multiply(*parts)` [token, out], in the type of `x`, made of some outputs at a time. `parts` are tensors
-    whose first axis is that of the outputs: codes, scales, minima and bias, as far as there are such."""
+    """Return `multiply(*parts)` [token, out] in the type of `x`, computed for a block of output columns at a time.
+    `parts` are the matrix's codes, scales and minima and the bias, or None, each with the output columns as first axis.
+    """
     outs = next(len(part) for part in parts if part is not None)
     values = BLOCK_VALUES if x.device.type == "cpu" else GPU_BLOCK_VALUES
     out, step = x.new_empty(len(x), outs), max(1, values // max(1, x.shape[1]))
@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_stored(x: Tensor, format: MatrixFormat, matrix: tuple[Tensor | None, ...], bias: Tensor | None) -> Tensor:
-    """Multiply by a matrix in few bits: its codes, scales and minima."""
+    """Multiply x by a quantized matrix, given as its codes, scales and minima."""
 
     def multiply(*parts: Tensor) -> Tensor:
         *stored, shift = parts

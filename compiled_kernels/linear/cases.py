@@ -1,4 +1,4 @@
-"""Cases of products with a dense matrix, and with one in each format, beside activations in float and in INT8."""
+"""Define the cases of products: a dense matrix, and a matrix in each format with float and INT8 activations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PREFILL = [(512, 576, 3072)]
 PANELS = [(1, 576, 3072), (16, 576, 3072), (512, 576, 3072), (4, 96, 128), (6, 352, 64), (7, 64, 64), (385, 704, 192)]
 IN_WORDS = [(1, 256, 40), (2, 256, 40), (3, 512, 7), (5, 768, 33), (33, 256, 17), (1, 2048, 11264), (16, 2048, 2048)]
 SMALL = [(1, 64, 40), (2, 64, 40), (3, 128, 7), (5, 192, 33), (33, 64, 17)]
-ODD_WIDTHS = [(5, 33, 12), (33, 72, 17)]  # of bytes, in each kind of word
-# Beside activations in INT8, a matrix in groups.
+ODD_WIDTHS = [(5, 33, 12), (33, 72, 17)]  # in bytes, for each kind of word
+# Shapes with INT8 activations and a matrix in groups.
 IN_GROUPS = [(1, 256, 40), (3, 512, 7), (33, 256, 17)]
 INT4 = MatrixFormat("int4", 64, torch.float16)
 Q4_1 = MatrixFormat("int4", 32, torch.float16, torch.float16)
-# Formats in few bits beside INT8 by row, by what stores so: our INT4, Q4_0; AWQ and GPTQ; Q4_1; Q8_0; GPTQ in 8 bits;
-# FP8 by block, and by row.
+# Formats in few bits other than INT8 by row, and where they are used: our INT4, Q4_0; AWQ and GPTQ; Q4_1; Q8_0; GPTQ in
+# 8 bits; FP8 by block, and by row.
 GROUPED = (
     INT4, MatrixFormat("int4", 32, torch.float16), MatrixFormat("int4", 64, torch.float16, torch.float32), Q4_1,
     MatrixFormat("int8", 32, torch.float16), MatrixFormat("int8", 64, torch.bfloat16, torch.float32),
@@ -42,7 +42,7 @@ def inputs(
     generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, panels: bool = False,
     format: MatrixFormat = DENSE_MATRIX, weight_dtype: torch.dtype | None = None, activations: str = "float",
 ) -> tuple:  # fmt: skip
-    """Rows that are rounded to INT8 are of very different sizes, as activations are; the second of zeros."""
+    """Draw inputs. Rows that are rounded to INT8 differ much in size, as activations do; the second row is zero."""
     x = random_normal(generator, dtype, (tokens, width))
     if activations == "int8":
         x = (x * 10 ** torch.empty(tokens, 1).uniform_(-3, 3, generator=generator)).to(dtype)
@@ -61,7 +61,7 @@ def inputs(
 
 
 def cases(shapes: Iterable[tuple[int, int, int]], **more: Any) -> list[Case]:
-    """Make the cases of these shapes, in each type; `more` are other arguments of `inputs`."""
+    """Return one case for each shape and dtype; `more` are other arguments of `inputs`."""
     found, format, panels = [], more.get("format", DENSE_MATRIX), more.get("panels", False)
     name = "" if format.is_dense else f" {format}"
     name += " float16" * ("weight_dtype" in more) + " INT8 activations" * ("activations" in more) + " panels" * panels
@@ -82,8 +82,8 @@ def cases(shapes: Iterable[tuple[int, int, int]], **more: Any) -> list[Case]:
 
 
 def quantized_cases() -> list[Case]:
-    """Make the cases of each format: all shapes of INT8 by row and of our own INT4, small ones and a token's of others;
-    beside activations in INT8 those of each format of integers."""
+    """Return the cases of each storage format. INT8 by row and our own INT4 have all shapes; other formats have small
+    shapes and shapes of one token; integer formats also have cases with INT8 activations."""
     found = cases(DECODE + PREFILL + SMALL + ODD_WIDTHS, format=INT8_MATRIX)
     found += cases(PANELS, format=INT8_MATRIX, panels=True)
     for format in GROUPED:
@@ -99,7 +99,9 @@ def quantized_cases() -> list[Case]:
 
 
 def terms(width: int, format: MatrixFormat = DENSE_MATRIX, activations: str = "float", **_: object) -> float:
-    """Sums of a row of INT8 are exact: what rounds is their way to float32, two scales, and the bias."""
+    """Return the number of rounding terms for agreement.py. Sums of an INT8 row are exact; rounding occurs in the
+    conversion to float32, the two scales, and the bias.
+    """
     return 4 if activations == "int8" and not format.group else 4 + math.sqrt(width)
 
 
@@ -107,8 +109,8 @@ def in_float64(
     x: Tensor, weight: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, codes: str, group: int,
     activations: str,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Return x, as it is multiplied, matrix and bias. Values and scales of INT8 are what the rule makes of `x` as it
-    is; all that follows is in float64."""
+    """Return x as it is multiplied, the matrix and the bias, all in float64. INT8 activations are rounded in x's own
+    type before the conversion."""
     format, least = MatrixFormat.of(codes, group, scales, minima), None if minima is None else from_panels(minima)
     scales = from_panels(scales)
     scales = scales.double() if scales.is_floating_point() else scales
@@ -123,8 +125,8 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def size(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row of
-    outputs the largest."""
+    """Return the typical size of a sum of products with random signs: the root of the sum of squares, and for a row of
+    outputs its maximum."""
     squares = exact(x.double().square(), weight.double().square(), None if bias is None else bias.double().square())
     return squares.sqrt().amax(-1, keepdim=True)
 

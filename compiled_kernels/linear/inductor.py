@@ -1,5 +1,5 @@
-"""Products of one row for torch.compile: a multiply-reduce, which reads each weight once at the memory's pace where a
-library's matrix product reaches about half of it."""
+"""Compute products of one row with torch.compile as a multiply and a sum, which read each weight once at memory
+bandwidth; a library's matrix product reaches about half of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from compiled_kernels.quantized_attention.quantize import decode_e4m3
 
 
 def reduces(x: Tensor) -> bool:
-    """Return whether a product with `x` is better written as a multiply-reduce."""
+    """Return whether a product with `x` is faster as a multiply and a sum than as a library's matrix product."""
     return x.shape[0] == 1 and x.device.type == "cpu"
 
 
 def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Multiply by a dense matrix, or by codes with a scale a row."""
+    """Multiply x by a dense matrix, or by codes with one scale for each row."""
     exact = torch.promote_types(x.dtype, torch.float32)
     sums = (weight.to(exact) * x.to(exact)).sum(dim=-1)
     return _with_bias((sums if scales is None else sums * scales)[None], bias, x.dtype)
@@ -31,8 +31,8 @@ def linear_grouped(
     columns = row[: whole * group].view(whole, group)
     if codes.dtype == torch.int32:
         octets, offset = codes.view(torch.uint8).view(codes.shape[0], whole, -1), 0 if minima is not None else 8
-        # A word's bytes hold columns 0 and 4, 2 and 6, 1 and 5, 3 and 7. Joined by `cat`, x in that order is a tensor
-        # of its own, which Inductor reads in whole vectors; else it permutes x anew for each row.
+        # The bytes of a word hold columns 0 and 4, 2 and 6, 1 and 5, 3 and 7. `cat` makes x in that order a separate
+        # tensor, which Inductor reads in whole vectors; otherwise it would permute x again for each row.
         low, high = torch.cat([*row.view(-1, 2, 2, 2).permute(1, 0, 3, 2).flatten(1)]).view(2, whole, -1)
         sums = ((octets & 15).to(exact) - offset) * low + ((octets >> 4).to(exact) - offset) * high
     else:

@@ -1,7 +1,7 @@
-"""Activations in INT8: x is quantized as it comes, and multiplied with integer codes as integers.
+"""Quantize activations to INT8 at run time, and multiply them by integer codes in integer arithmetic.
 
-These are summed in int32 over columns that share all scales. Such sums are exact, and join in the order of the width: a
-row has the same bits alone and among others, and on the backends eager and mlir at every level."""
+Products are summed in int32 over columns that share all scales. These sums are exact, and are combined in the order of
+the columns: a row has the same bits alone and in a batch, and on the backends eager and mlir at every level."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from compiled_kernels.linear.by_blocks import by_blocks
 from compiled_kernels.linear.matrix_format import CODE_DTYPES, WORDS, MatrixFormat
 from compiled_kernels.linear.quantize import codes_of_matrix
 
-BLOCK = 32  # columns of x that share a scale, beside a weight in groups (as in llama.cpp's Q8_0 and Q8_1)
-COLUMNS = 1024  # of INT8 products, each at most 127 x 128, that sum to no more than float32 holds exactly: 2^24
-MAX_EXACT_COLUMNS = 1 << 17  # columns whose products of two INT8 values, -128 among them, an int32 can sum
+BLOCK = 32  # columns of x that share a scale, with a weight in groups (as in llama.cpp's Q8_0 and Q8_1)
+COLUMNS = 1024  # INT8 products of at most 127 x 128 whose sum float32 holds exactly (2^24)
+MAX_EXACT_COLUMNS = 1 << 17  # INT8 products, -128 included, whose sum an int32 holds
 
 
 def quantize_rows(x: Float[Tensor, "*token width"]) -> tuple[Int8[Tensor, "*token width"], Float[Tensor, "*token"]]:
-    """Return values in -127..127, rounded half to even, and scales of amax / 127 (float64 where `x` is that, float32
-    otherwise), the smallest normal float32 at least: a row of zeros has values of zero.
-
-    A row that holds a number that is not finite has a scale that is not, so nothing finite comes of it."""
+    """Return each row's values in -127..127, rounded half to even, and its scale amax / 127 (float64 if `x` is float64,
+    else float32). A scale is at least the smallest normal float32, so that a row of zeros has values of zero. The scale
+    of a row with a number that is not finite is not finite either, and so are all of its results."""
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     scales = (exact.abs().amax(dim=-1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return (exact / scales[..., None]).round().clamp(-127, 127).to(torch.int8), scales
@@ -35,33 +34,34 @@ def quantize_rows(x: Float[Tensor, "*token width"]) -> tuple[Int8[Tensor, "*toke
 def quantize_blocks(
     x: Float[Tensor, "token width"], block: int
 ) -> tuple[Int8[Tensor, "token width"], Float[Tensor, "token block"]]:
-    """Quantize each `block` of columns of each row as `quantize_rows` does; the last may have fewer."""
+    """Quantize each `block` of columns of each row as `quantize_rows` does; the last block may be shorter."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % block))
     values, scales = quantize_rows(padded.unflatten(1, (-1, block)))
     return values.flatten(1)[:, : x.shape[1]], scales
 
 
 def rounded_to_int8(x: Float[Tensor, "token width"], by_row: bool) -> Float[Tensor, "token width"]:
-    """Return the numbers that INT8 holds in place of x: by row, or by blocks of `BLOCK` columns."""
+    """Return x after rounding to INT8 and back: with a scale for each row, or for each block of `BLOCK` columns."""
     width = x.shape[1]
     values, scales = quantize_blocks(x, width if by_row else BLOCK)
     return values * scales.to(x.dtype).repeat_interleave(width if by_row else BLOCK, 1)[:, :width]
 
 
 def int8_problem(codes: str, group: int, width: int) -> str | None:
-    """Return why a matrix of such codes is not multiplied with activations in INT8; None where it is."""
+    """Return why a matrix with these codes cannot be multiplied with INT8 activations; None if it can."""
     if codes not in ("int8", "int4", *WORDS):
-        return f"INT8 activations are multiplied with integers, which codes of {codes} are not"
+        return f"INT8 activations need integer codes, which {codes} are not"
     if not group and width > MAX_EXACT_COLUMNS:
         return f"int32 sums are exact up to {MAX_EXACT_COLUMNS:,} columns, not for {width:,}"
     if group and codes in CODE_DTYPES and math.gcd(group, width) % 8:
-        return f"INT8 activations want groups of multiples of 8 columns, not of {group} of {width:,}"
+        return f"INT8 activations need groups in multiples of 8 columns, not {group} of {width:,}"
     return None
 
 
 def multiply_int8(x: Tensor, format: MatrixFormat, matrix: tuple[Tensor | None, ...], bias: Tensor | None) -> Tensor:
-    """Multiply in plain torch, some rows of the matrix at a time: sums of integers of each group of columns that share
-    all scales, times these scales, and minima times the sum of x of the group; added up in the order of the width."""
+    """Multiply x in INT8 by a quantized matrix in plain torch, some rows of the matrix at a time. For each group of
+    columns that share all scales, the result is the integer sum times these scales, plus the minimum times the group's
+    sum of x; groups are added in the order of columns."""
     width, columns = x.shape[1], min(format.group, x.shape[1])
     block, shared = (BLOCK, math.gcd(BLOCK, columns, width)) if columns else (width, width)
     values, of_x = quantize_blocks(x, block)
@@ -81,15 +81,15 @@ def multiply_int8(x: Tensor, format: MatrixFormat, matrix: tuple[Tensor | None, 
 
 
 def _exact_sums(rows: Int8[Tensor, "token group column"], numbers: Tensor) -> Int32[Tensor, "group token out"]:
-    """Float32 products of `COLUMNS` columns are exact whatever the order of their sums, so a library may make them;
-    their sums are joined as integers."""
+    """Sum products exactly: float32 products of `COLUMNS` columns are exact in any order, so that a library may compute
+    them; their sums are added as integers."""
     parts = zip(rows.split(COLUMNS, dim=2), numbers.split(COLUMNS, dim=2), strict=True)
     pattern = "token group column, out group column -> group token out"
     return reduce(torch.add, (einsum(a.float(), b.float(), pattern).to(torch.int32) for a, b in parts))
 
 
 def int8_reference(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Float64 holds every sum of products of INT8 exactly, in whatever order it is added up."""
+    """Compute the reference product of x in INT8: float64 holds every sum of INT8 products exactly, in any order."""
     rows, row_scales = quantize_rows(x)
     sums = einsum(rows.double(), values.double(), "token width, out width -> token out").to(torch.int64)
     out = sums.to(row_scales.dtype) * row_scales[:, None] * scales.to(row_scales.dtype)

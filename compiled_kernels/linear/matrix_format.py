@@ -1,7 +1,8 @@
-"""The ways in which a matrix is stored: dense, or as codes of few bits with scales, and minima where there are such.
+"""Define the storage formats of a matrix: dense, or quantized to codes of few bits with scales and, in some formats,
+minima.
 
-Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`; but Q4_0 and Q4_1
-are INT4 by 32, without and with minima.
+Formats of GGUF files are words of 32 bits (see linear/planes.py), described by the table `WORDS`; Q4_0 and Q4_1 are
+stored as INT4 in groups of 32, without and with minima.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class SubScales:
-    """Integers that multiply a block's scale and minimum, one a group, in words behind the block's codes.
+    """The layout of sub-scales: integers that multiply a block's scale and minimum, one for each group, stored in words
+    after the block's codes.
 
     Args:
-        words: words of a block that hold them.
-        scale: pairs (bits, first bit) whose fields make up a number, its lowest bits first: that of group g stands at
-            first bit + bits * g, counted through the words.
-        minimum: likewise; empty where there are no minima.
-        offset: what is subtracted of a scale.
-        sign_bit: a bit of a scale that is inverted before, for two's complement.
+        words: number of words of a block that hold them.
+        scale: pairs (bits, first bit) of fields that make up a number, lowest bits first; the field of group g begins
+            at first bit + bits * g, counted through the words.
+        minimum: the same for minima; empty without minima.
+        offset: number subtracted from a scale.
+        sign_bit: a bit of a scale that is inverted first, for two's complement.
     """
 
     words: int
@@ -37,25 +39,25 @@ class SubScales:
 
     @property
     def largest(self) -> int:
-        """Return the largest number that multiplies a scale."""
+        """Return the largest integer that can multiply a block's scale."""
         return (1 << sum(bits for bits, _ in self.scale)) - 1 - self.offset
 
 
 @dataclass(frozen=True)
 class WordLayout:
-    """Describe a block of a row as words: the planes of its codes, the widest first, then its sub-scales.
+    """The layout in 32-bit words of a block of columns of one row: the planes of its codes, the widest first, then its
+    sub-scales.
 
     Args:
         planes: bits of each plane; the first has the lowest bits of a code.
         block: columns.
         group: columns that share a scale.
-        offset: what is subtracted of a code.
-        sign_bit: a bit of a code that is inverted before, for two's complement.
-        values: the integers that codes mean, in place of an offset.
-        minima: there are minima: added, and beside sub-scales subtracted.
-        sub_scales: of blocks with scales of two levels.
-        exponents: scales are bytes that stand for two to the power of the byte less 128: half of what e8m0 says, since
-            values are doubled.
+        offset: number subtracted from a code.
+        sign_bit: a bit of a code that is inverted first, for two's complement.
+        values: the integers that codes stand for, instead of an offset.
+        minima: the format has minima, which are added, or with sub-scales subtracted.
+        sub_scales: layout of the sub-scales, for blocks with scales of two levels.
+        exponents: scales are bytes e that mean 2^(e - 128): half of the e8m0 value, because stored values are doubled.
     """
 
     planes: tuple[int, ...]
@@ -69,13 +71,13 @@ class WordLayout:
     exponents: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no product loads (see blocked/numbers.py, triton_words.py)."""
+        """Raise ValueError for layouts that no product can load (see blocked/numbers.py, triton_words.py)."""
         if self.bits > 6 and (self.planes, self.offset, self.sign_bit) != ((8,), 128, 128):
             raise ValueError(f"{self}: codes of more than 6 bits are bytes with an offset and a sign bit of 128")
         if self.values and (self.planes, len(self.values)) != ((4,), 16):
             raise ValueError(f"{self}: a table of values is one of 16, for one plane of 4 bits")
         if len(self.planes) > 2 or any(bits * self.block % WORD_BITS for bits in self.planes):
-            raise ValueError(f"{self}: one or two planes are wanted, each of whole words")
+            raise ValueError(f"{self}: must have one or two planes, each of whole words")
 
     @property
     def bits(self) -> int:
@@ -83,26 +85,26 @@ class WordLayout:
 
     @property
     def plane_words(self) -> int:
-        """Return the words of a block that hold codes."""
+        """Return the number of words of a block that hold codes."""
         return self.bits * self.block // WORD_BITS
 
     @property
     def words(self) -> int:
-        """Return the words of a block."""
+        """Return the number of words of a block."""
         return self.plane_words + (self.sub_scales.words if self.sub_scales else 0)
 
     def row_words(self, columns: int) -> int:
-        """Return the words of a row of so many columns, a multiple of the block's."""
+        """Return the number of words of a row of `columns` columns, a multiple of the block's."""
         return columns // self.block * self.words
 
     @property
     def scale_columns(self) -> int:
-        """Return the columns that share a number of the tensor of scales."""
+        """Return the number of columns that share one element of the tensor of scales."""
         return self.block if self.sub_scales else self.group
 
     @property
     def scales(self) -> torch.dtype:
-        """Return the type of a format's scales."""
+        """Return the dtype of a format's scales."""
         return torch.uint8 if self.exponents else torch.float16
 
 
@@ -125,15 +127,15 @@ WORDS: dict[str, WordLayout] = {
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """Describe how a matrix [out, in] is stored. In few bits a value is `code * scale + minimum`.
+    """The storage format of a matrix [out, in]. In a quantized format a value is `code * scale + minimum`.
 
     Args:
-        codes: `dense`: in the model's type. `int8`: -128..127. `int4`: -8..7, as words of code + 8; beside minima
-            0..15, as words of the code (see linear/planes.py). `fp8`: float8_e4m3fn, without NaN. `float16`: numbers,
-            beside a model of another type. Others: words, as `WORDS` says (see `MatrixFormat.named`).
-        group: columns that share a scale and a minimum; of the last group fewer may be left. 0 is a whole row.
-        scales: their type: [out, group], of whole rows float32 [out].
-        minima: their type, [out, group]; None where there are none.
+        codes: `dense`: in the model's type. `int8`: -128..127. `int4`: -8..7, in words of code + 8; with minima 0..15,
+            in words of the code (see linear/planes.py). `fp8`: float8_e4m3fn, without NaN. `float16`: numbers, in a
+            model of another type. Others: words described in `WORDS` (see `MatrixFormat.named`).
+        group: columns that share a scale and a minimum; the last group may have fewer. 0 is a whole row.
+        scales: type of the scales: [out, group]; for whole rows float32 [out].
+        minima: type of the minima, [out, group]; None without minima.
     """
 
     codes: str = "dense"
@@ -153,11 +155,11 @@ class MatrixFormat:
         if self.codes == "int4" and self.group % (WORD_BITS // 4):
             raise ValueError(f"{self}: groups of INT4 are whole words, multiples of 8 columns")
         if self.codes == "fp8" and self.minima is not None:
-            raise ValueError(f"{self}: there are no minima beside fp8")
+            raise ValueError(f"{self}: fp8 has no minima")
 
     @classmethod
     def named(cls, name: str) -> MatrixFormat:
-        """Return the format of a name of `WORDS`; its scales are float16, or exponents; its minima float16."""
+        """Return the format with this name in `WORDS`; its scales are float16 or exponents, its minima float16."""
         words = WORDS.get(name)
         if words is None:
             raise ValueError(f"no matrix in words is called {name!r}; known: {', '.join(WORDS)}")
@@ -165,8 +167,8 @@ class MatrixFormat:
 
     @classmethod
     def of(cls, codes: str, group: int, scales: torch.Tensor | None, minima: torch.Tensor | None) -> MatrixFormat:
-        """Return the format of a matrix of these codes, in groups of so many columns (of words their own), beside such
-        scales and minima. Raises ValueError where there is none."""
+        """Return the format of a matrix from the name of its codes, the number of columns per group (words have their
+        own), its scales and its minima. Raises ValueError if there is no such format."""
         if scales is None:
             return DENSE_MATRIX
         if codes in WORDS:
@@ -181,12 +183,12 @@ class MatrixFormat:
 
     @property
     def words(self) -> WordLayout | None:
-        """Return how words hold the matrix; None where it is no matrix in words."""
+        """Return the layout of a format that is stored in words; None for other formats."""
         return WORDS.get(self.codes)
 
     @property
     def unit(self) -> int:
-        """Return the columns that are only stored together; 0 where any number is."""
+        """Return the number of columns that are stored together; 0 if each is stored separately."""
         return self.group if self.words is None else self.words.block
 
     @property
@@ -195,14 +197,14 @@ class MatrixFormat:
 
     @property
     def scales_rows(self) -> bool:
-        """Return whether a row has one scale, which multiplies the row's sum of products."""
+        """Return whether each row has one scale, which multiplies the row's sum of products."""
         return self.codes in ("int8", "fp8") and not self.group
 
     def num_groups(self, columns: int) -> int:
         return -(-columns // (self.group or columns))
 
     def storage(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return shapes and types of codes, scales and minima, as far as there are such, of a matrix in few bits."""
+        """Return the shape and dtype of the codes, scales and minima (if any) of a quantized matrix."""
         if (words := self.words) is not None:
             groups, width = (rows, columns // words.scale_columns), columns // words.block * words.words
         else:
@@ -214,11 +216,11 @@ class MatrixFormat:
         return tensors if self.minima is None else {**tensors, "minima": (groups, self.minima)}
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of a matrix in few bits, scales and minima included."""
+        """Return the number of bytes of a quantized matrix, scales and minima included."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.storage(rows, columns).values())
 
     def problem(self, columns: int) -> str | None:
-        """Return why a matrix of so many columns cannot be stored so; None where it can."""
+        """Return why a matrix with this number of columns cannot be stored in this format; None if it can."""
         if self.codes == "int4" and columns % self.group:
             return f"INT4 groups of {self.group} do not divide"
         if self.words is not None and columns % self.words.block:

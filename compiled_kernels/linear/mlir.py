@@ -1,9 +1,9 @@
-"""The backend mlir of the products, run on torch's threads.
+"""Compute products on the backend mlir, on torch's threads.
 
-A weight in panels (one that is not is laid out so at each call, unless it is float32 or bfloat16) has a compiled
-function for each number of rows up to `TILE_ROWS`, whose columns the threads share, and one for all others, whose rows
-they share. One of float32 or bfloat16 row by row has one for each number of rows below `MAX_ROWS_TOGETHER`, and one for
-all others.
+A weight in panels has a compiled function for each number of rows up to `TILE_ROWS`, whose columns the threads share,
+and one for larger numbers, whose rows they share. A weight that is not in panels is converted at each call, unless it
+is float32 or bfloat16: stored row by row, such a weight has a function for each number of rows below
+`MAX_ROWS_TOGETHER`, and one for larger numbers.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ Product = FewRows | ManyRows | RowByRow
 
 
 class Weight(NamedTuple):
-    """A weight of a product: its kind as `Panels` has it and the columns that share a scale (0: all), then its tensors:
-    the matrix, its scales, its minima."""
+    """The weight of a product: its kind (see `Panels`), the number of columns that share a scale (0: all), and its
+    tensors: matrix, scales, minima."""
 
     kind: str
     group: int
     tensors: Sequence[Tensor]
 
     def in_panels(self, width: int) -> Weight:
-        """Return it laid out in panels: a last group that is not whole becomes one of as many as divide all."""
+        """Return the weight with its tensors in panels. If the last group is shorter than the others, scales are
+        repeated for smaller groups of equal length.
+        """
         matrix, *beside = self.tensors
         if not in_panels(matrix):
             beside = [
@@ -96,8 +98,8 @@ def linear_quantized(
 
 
 def check_stored(name: str, format: MatrixFormat, tensors: Sequence[Tensor], out: int, width: int) -> None:
-    """Raise BackendError unless `tensors` are those that hold a matrix of this format, or a stack of such, row by row
-    or in panels, which are contiguous."""
+    """Raise BackendError unless `tensors` are the contiguous tensors of a matrix in this format, or of a stack of such
+    matrices, row by row or in panels."""
     if problem := format.problem(width):
         raise BackendError(f"{name}: {problem} {width} columns")
     if format.words is None and format.group and math.gcd(format.group, width) % 4:
@@ -115,7 +117,7 @@ def check_stored(name: str, format: MatrixFormat, tensors: Sequence[Tensor], out
 
 
 def weight_kind(format: MatrixFormat, dtype: torch.dtype) -> str:
-    """Return the kind of a weight (see blocked/shape.py) that is stored so; of a dense one that of its `dtype`."""
+    """Return the kind (see blocked/shape.py) of a weight in this format; a dense weight has the kind of its `dtype`."""
     if format.is_dense:
         return MLIR_TYPES[dtype]
     kinds = {"int8": "i8", "fp8": "f8", "float16": "f16", "int4": "i4" if format.minima is None else "u4"}
@@ -125,7 +127,7 @@ def weight_kind(format: MatrixFormat, dtype: torch.dtype) -> str:
 def multiply(
     name: str, x: Tensor, weight: Weight, bias: Tensor | None, row_by_row: bool = False, w8a8: bool = False
 ) -> Tensor:
-    """Multiply x [token, width] by a weight, in the type of x; with `w8a8` x in INT8."""
+    """Multiply x [token, width] by a weight, in the type of x; with `w8a8` x is quantized to INT8."""
     tokens, width = x.shape
     check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
     matrix, *beside = weight.tensors
@@ -157,8 +159,9 @@ def multiply(
 
 
 def rows_compiled(tokens: int, row_by_row: bool) -> int:
-    """Return the number of rows that code is compiled for: 0 stands for any number from where one function serves
-    all."""
+    """Return the number of rows that the code for `tokens` rows is compiled for; 0 if this number of rows runs the
+    function for any number of rows.
+    """
     return tokens if tokens <= (MAX_ROWS_TOGETHER - 1 if row_by_row else TILE_ROWS) else 0
 
 
@@ -181,8 +184,8 @@ def _compiled(
 
 
 def _kernel(product: Product, tokens: int) -> None:
-    """Make the product's functions and the entry, run by all threads at once: they share the rows to quantize, wait for
-    one another, and share the columns or (many, in panels) the rows of the product."""
+    """Build the product's functions and the entry that all threads run: they share the rows to quantize, wait for one
+    another, and share the product's columns, or for many rows in panels its rows."""
     if isinstance(product, ManyRows):
         many(product, store_sums)
     elif isinstance(product, FewRows):

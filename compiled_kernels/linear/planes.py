@@ -1,8 +1,8 @@
-"""Codes of few bits as words of 32 bits, and back.
+"""Pack codes of few bits into words of 32 bits, and unpack them.
 
-A code is a sum of planes, the first of which holds its lowest bits. A word of a plane of b bits holds 32 / b columns:
-column 4 r + o stands at bits b r + 8 i, where i = (0, 2, 1, 3)[o]. Masked after a shift of b r, the bytes of a word are
-four columns in the order 0, 2, 1, 3: their even bytes are a pair of neighbours, and so are the odd ones.
+A code is a sum of planes; the first plane has its lowest bits. A word of a plane of b bits holds 32 / b columns: column
+4 r + o is at bits b r + 8 i, with i = (0, 2, 1, 3)[o]. Shifted by b r and masked, the bytes of a word are four columns
+in the order 0, 2, 1, 3: the two even bytes are adjacent columns, and so are the two odd bytes.
 
     4 bits, columns by byte:   byte 0: 0 4    byte 1: 2 6    byte 2: 1 5    byte 3: 3 7
 """
@@ -19,7 +19,9 @@ from compiled_kernels.linear.matrix_format import WORD_BITS, SubScales
 
 
 def pack_planes(codes: Tensor, planes: tuple[int, ...]) -> Int32[Tensor, "... word"]:
-    """Pack codes, integers below 2**sum(planes), as words: the first plane's, then the next one's. [..., column]"""
+    """Pack codes [..., column], integers below 2**sum(planes), into words: first the words of the first plane, then
+    those of the next.
+    """
     words, done = [], 0
     for bits in planes:
         plane = (codes >> done).to(torch.uint8) & (1 << bits) - 1
@@ -32,7 +34,7 @@ def pack_planes(codes: Tensor, planes: tuple[int, ...]) -> Int32[Tensor, "... wo
 
 
 def unpack_planes(words: Int32[Tensor, "... word"], planes: tuple[int, ...]) -> UInt8[Tensor, "... column"]:
-    """Return the codes that `pack_planes` packed."""
+    """Return the codes that `pack_planes` packed into `words`."""
     columns, done, codes = words.shape[-1] * WORD_BITS // sum(planes), 0, None
     for bits, plane in zip(planes, words.split([bits * columns // WORD_BITS for bits in planes], -1), strict=True):
         moved = (plane ^ plane >> 8) & 0xFF00  # bytes 1 and 2 change places, and are in the order of columns
@@ -46,7 +48,7 @@ def unpack_planes(words: Int32[Tensor, "... word"], planes: tuple[int, ...]) -> 
 
 
 def pack_sub_scales(scales: Tensor, minima: Tensor | None, layout: SubScales) -> Int32[Tensor, "... word"]:
-    """Pack a block's integers [..., group], stored as they are in words."""
+    """Pack the sub-scales of a block's groups [..., group], and those of its minima, into words as they are stored."""
     words = torch.zeros(*scales.shape[:-1], layout.words, dtype=torch.int64, device=scales.device)
     for numbers, fields in ((scales, layout.scale), (minima, layout.minimum)):
         done = 0
@@ -60,7 +62,7 @@ def pack_sub_scales(scales: Tensor, minima: Tensor | None, layout: SubScales) ->
 
 
 def unpack_sub_scales(words: Int32[Tensor, "... word"], fields: tuple[tuple[int, int], ...], groups: int) -> Tensor:
-    """Return the integers of `groups` groups that `fields` of the words make up, as they are stored."""
+    """Return the sub-scales of `groups` groups, assembled from the bits of the words that `fields` lists."""
     integers, done = torch.zeros((), dtype=torch.int32, device=words.device), 0
     for bits, first in fields:
         shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)

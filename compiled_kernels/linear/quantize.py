@@ -1,6 +1,6 @@
-"""Weights in few bits: quantized, packed, and as numbers again.
+"""Quantize weights to few bits, pack them, and convert them back to numbers.
 
-INT4 is words of eight columns (see planes.py), each code as value + 8, beside minima as it is.
+INT4 is stored in words of eight columns (see planes.py), each code as code + 8, or with minima as the code itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from compiled_kernels.linear.words import codes_of_words, quantize_words
 
 
 def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width"], Float[Tensor, " out"]]:
-    """Quantize to values in -127..127 and float32 scales, so that |weight - value * scale| <= scale / 2."""
+    """Quantize a weight to values in -127..127 and float32 scales, one for each row, so that |weight - value * scale|
+    <= scale / 2.
+    """
     exact = weight.float()
     scales = (exact.abs().amax(dim=-1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return (exact / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
@@ -26,14 +28,15 @@ def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out
 def quantize_int4(
     weight: Float[Tensor, "out width"], group: int = 64
 ) -> tuple[Int32[Tensor, "out word"], Float[Tensor, "out column_group"]]:
-    """Quantize to words of values in -8..7, and float16 scales: the largest of a group becomes -8 or 7, whichever its
-    sign allows."""
+    """Quantize a weight to words of values in -8..7, and float16 scales: the number of largest absolute value in a
+    group becomes -8 or 7, by its sign."""
     if weight.shape[1] % group or group % 8:
         raise ValueError(f"INT4 groups of {group} do not divide {weight.shape[1]} columns, or are no multiple of 8")
     columns = rearrange(weight.float(), "out (column_group column) -> out column_group column", column=group)
     low, high = columns.amin(dim=-1, keepdim=True), columns.amax(dim=-1, keepdim=True)
     largest = torch.where(high > -low, high, low)
-    equal = (high == -low)[..., 0]  # the first of the two counts; argmax finds it, and takes five times as long
+    # the first of equal values is needed; argmax finds it too, but takes five times as long
+    equal = (high == -low)[..., 0]
     rows = columns[equal]
     largest[equal] = rows.gather(-1, rows.abs().argmax(dim=-1, keepdim=True))
     scales = (largest / -8).half()
@@ -43,8 +46,8 @@ def quantize_int4(
 
 
 def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) -> tuple[Tensor, ...]:
-    """Quantize to the codes, scales and minima of any format in few bits: the nearest codes of scales that reach from
-    a group's least to its largest number (without minima: to its largest either way), rounded to their type."""
+    """Quantize a weight to the codes, scales and minima of a format. Codes span each group from its smallest to its
+    largest number (without minima: up to its largest absolute number), and each number gets the nearest code."""
     if format == INT8_MATRIX:
         return quantize_int8(weight)
     if format.codes == "float16":
@@ -79,7 +82,7 @@ def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) ->
 def dequantize_matrix(
     format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
 ) -> Float[Tensor, "out width"]:
-    """Return `codes * scales + minima` in float32; in float64 with scales of float64."""
+    """Return the matrix's numbers, `codes * scales + minima`, in float32; in float64 if the scales are float64."""
     codes, step, minimum = codes_of_matrix(format, codes, scales, minima)
     columns, numbers = codes.shape[1], codes.to(step.dtype)
     group = min(format.group or columns, columns)
@@ -92,8 +95,9 @@ def dequantize_matrix(
 def codes_of_matrix(
     format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
-    and what is then added [out, group], in float32; in float64 with scales of float64."""
+    """Return three tensors whose numbers give the matrix, number = code * factor + summand: the codes as numbers [out,
+    width], and the factor and summand of each group of columns [out, group]. They are float32, or float64 if the scales
+    are."""
     if format.words is not None:
         return codes_of_words(format.words, codes, scales, minima)
     exact = torch.promote_types(scales.dtype, torch.float32)

@@ -1,7 +1,8 @@
-"""Products of a few rows with a dense weight row by row: each weight is read once, for all rows, at memory's pace.
+"""Multiply a few rows by a dense weight stored row by row: each weight is read once for all rows, at memory bandwidth.
 
-The weight's rows are walked in blocks; a block's sums stay in registers, one vector for each pair of weight row and
-token, and are added up across in the end. (What torch multiplies at prefill lies so; see blocked/ for the others.)
+The weight's rows are processed in blocks; a block's sums stay in registers, one vector for each pair of weight row and
+token, and are added across the vector in the end. Weights that torch multiplies at prefill are stored this way; other
+weights are stored in panels (see blocked/).
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from compiled_kernels.builder.target import SIZE_BOUND, Named, Target, indices, 
 from compiled_kernels.builder.values import Value, constant, fma
 from compiled_kernels.builder.vectors import dot_pairs, total, totals
 
-MAX_ROWS_TOGETHER = 4  # tokens whose sums are kept at once; more pass again over weights in the nearest cache
+# tokens with sums in registers at once; further tokens read the weights again, from the nearest cache
+MAX_ROWS_TOGETHER = 4
 PREFETCH_BLOCK_BYTES = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read
 BITS = {"f32": 32, "bf16": 16}
 
 
 @dataclass(frozen=True)
 class RowByRow:
-    """x [rows, width] of type `x_dtype` times a weight [out, width] stored as `weight_dtype`, f32 or bf16.
+    """The product of x [rows, width] of type `x_dtype` and a weight [out, width] stored as `weight_dtype`, f32 or bf16.
 
-    `accumulate`: add to `out` in place of overwriting it. `segments`: `out` is that many equal runs of columns, each
-    walked by itself. `any_rows`: the number of rows is an argument, at least `rows`, which then is the number walked
-    together."""
+    `accumulate`: add to `out` instead of overwriting it. `segments`: `out` consists of this many equal runs of columns,
+    processed separately. `any_rows`: the number of rows is an argument, at least `rows`, the number processed together.
+    """
 
     name: str
     rows: int
@@ -56,20 +58,20 @@ class RowByRow:
 
     @property
     def values(self) -> int:
-        """Return the numbers of x, and of a weight's row, in one vector."""
+        """Return the number of values in a vector, of x or of a row of the weight."""
         return 32 if self.uses_bf16_pairs else largest_divisor(self.in_features, self.target.lanes)
 
     @property
     def block(self) -> int:
-        """Return weight rows whose sums are kept at once."""
+        """Return the number of weight rows whose sums are in registers at once."""
         together = min(self.rows, MAX_ROWS_TOGETHER)
         most = max(1, min(4, self.target.accumulators // together))
         return largest_divisor(self.out_features // self.segments, most)
 
     @property
     def prefetch_rows(self) -> int:
-        """Return the rows from one that is read to one that is fetched meanwhile; 0 where rows are so long that the
-        processor prefetches by itself."""
+        """Return the number of rows between the row that is read and the row that is prefetched; 0 if rows are so long
+        that the processor prefetches by itself."""
         row_bytes = self.in_features * BITS[self.weight_dtype] // 8
         return self.block if self.block * row_bytes <= PREFETCH_BLOCK_BYTES else 0
 
@@ -79,7 +81,7 @@ class RowByRow:
 
     @property
     def weight_types(self) -> tuple[str, ...]:
-        """Return the memref types of the weight, and of its bias where there is one."""
+        """Return the memref types of the weight, and of its bias if there is one."""
         bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
         return (memref((self.out_features, self.in_features), self.weight_dtype), *bias)
 
@@ -89,8 +91,9 @@ class RowByRow:
 
 
 def by_row(product: RowByRow) -> None:
-    """Make @name(x [rows, width], weight, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]): the
-    output columns from begin to end, both multiples of `block`."""
+    """Build the function @name(x [rows, width], weight, bias (see `weight_types`), out [rows, out] f32, begin, end[,
+    rows]), which computes the output columns from begin to end, both multiples of `block`. Only with `any_rows` is
+    there a last argument, the number of rows of x."""
     weights = [Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types)]
     bounds = indices("begin", "end", *["rows"] * product.any_rows)
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type), *bounds]
@@ -98,7 +101,7 @@ def by_row(product: RowByRow) -> None:
         function(product.name, arguments, inline=False) as given,
         loop(given["begin"], given["end"], product.block) as turn,
     ):
-        if product.any_rows:  # a run at a time; the last one begins early enough to be whole
+        if product.any_rows:  # process runs of equal length; the last run begins early enough to have it as well
             with loop(0, given["rows"], product.rows) as run:
                 first = run.index.minimum(given["rows"] - product.rows)
                 _block(product, given, turn.index, [first + i for i in range(product.rows)])
@@ -109,8 +112,7 @@ def by_row(product: RowByRow) -> None:
 
 
 def _block(product: RowByRow, given: dict[str, Value], column: Value, tokens: Sequence[Value]) -> None:
-    """Make the block of weight rows that begins with `column`, with these tokens; sums are in the order of (row,
-    token)."""
+    """Process the block of weight rows that begins with `column`, for these tokens; sums are in order (row, token)."""
     pairs, lanes = product.uses_bf16_pairs, 16 if product.uses_bf16_pairs else product.values
     rows = [column + i for i in range(product.block)]
 
@@ -119,7 +121,7 @@ def _block(product: RowByRow, given: dict[str, Value], column: Value, tokens: Se
         return found if pairs else found.to("f32")
 
     with loop(0, product.in_features, product.values, [constant(0.0, "f32", lanes)] * (len(rows) * len(tokens))) as k:
-        if product.prefetch_rows:  # the end of a short row is no end to the memory
+        if product.prefetch_rows:  # after a short row, the next row follows in memory
             for row in rows:
                 given["w0"].prefetch(row + product.prefetch_rows, k.index)
         weights = [numbers(given["w0"], row, k.index) for row in rows]

@@ -1,7 +1,8 @@
-"""Products with weight matrices in Triton, also batch-invariant ones; by default dense products are the vendor's.
+"""Multiply by weight matrices in Triton, with the option of batch invariance; by default the GPU vendor's library
+computes dense products.
 
-One row is a multiply-reduce that streams the weights past it. More rows go through the tensor cores, the weights as the
-left operand: they are widened in registers and never lie in memory.
+One row is multiplied and summed while the weights stream past it. More rows go through the tensor cores, with the
+weights as the left operand: they are converted in registers and never stored as numbers in memory.
 
     out.T [out, token]  =  weights [out, width]  @  x.T [width, token]
 
@@ -36,7 +37,7 @@ from compiled_kernels.triton_code.launch import (
 )
 
 ROW_COLUMNS = 8192  # columns of weights, of all its rows, that a program has under way in the one-row kernels
-# Programs a processor from which a program takes twice the rows, and reads x half as often.
+# Number of programs per processor from which a program takes twice the rows, so that x is read half as often.
 PROGRAMS_FOR_WIDE_TILES = 4 * 8
 MEMORY_BOUND_ROWS = 32  # rows up to which a product waits for memory
 MIN_DOT_SIZE = 16
@@ -46,8 +47,8 @@ INVARIANT_FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, an
 
 
 class StoredWeights(NamedTuple):
-    """A matrix as the kernels take it: bytes, words or dense numbers [out, ...], scales, minima, the columns that share
-    a scale (0: all of a row), and the format of words that are no INT4 by group."""
+    """A matrix as it is passed to the kernels: bytes, words or dense numbers [out, ...], scales, minima, the number of
+    columns that share a scale (0: a whole row), and the format of words other than INT4 in groups."""
 
     codes: Tensor
     scales: Tensor
@@ -65,12 +66,12 @@ class StoredWeights(NamedTuple):
 
     @property
     def loaded(self) -> Tensor:
-        """Return the codes as the kernels load them: E4M3 as bytes."""
+        """Return the codes in the type that kernels load: E4M3 numbers as bytes."""
         return (self.codes.view(torch.uint8) if self.is_fp8 else self.codes).contiguous()
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `product` that describe the matrix."""
+        """Return the arguments of the kernel `product` that describe the matrix."""
         return {
             "weights": self.loaded, "scales": self.scales,
             "minima": self.scales if self.minima is None else self.minima,
@@ -83,7 +84,9 @@ def plan(
     x: Tensor, weight: Tensor, scales: Tensor | None, minima: Tensor | None, bias: Tensor | None, codes: str,
     group: int, activations: str = "float", splits: int | None = None, batch_invariant: bool = False,
 ) -> tuple[list[KernelLaunch], Tensor]:  # fmt: skip
-    """Plan x times a matrix in few bits, or with `batch_invariant` of any format; `splits`: parts of the width."""
+    """Plan the kernel launches for the product of x and a quantized matrix, or with `batch_invariant` a matrix in any
+    format. The width is split into `splits` parts. Return the launches and the output that they fill.
+    """
     check("linear_quantized", x, scales, minima, bias)
     weights = _stored(x, MatrixFormat.of(codes, group, scales, minima), weight, scales, minima)
     x = x if x.stride(1) == 1 else x.contiguous()
@@ -126,7 +129,7 @@ def _stored(
         group = power_of_two(group)
     if group and group != power_of_two(group, least := 8 if four else 1):
         known = f"groups of a power of two columns, {least} or more"
-        raise BackendError(f"linear_quantized: backend triton knows {known}, not {group}")
+        raise BackendError(f"linear_quantized: backend triton supports {known}, not {group}")
     scales, minima = scales.contiguous(), None if minima is None else minima.contiguous()
     return StoredWeights(codes, scales, minima, group, format.words)
 
@@ -174,8 +177,8 @@ def _products(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute the vendor's product, on a GPU cuBLAS: no dense product is written here. Under Triton's interpreter it
-    is that of the processor."""
+    """Compute the product with the GPU vendor's library, cuBLAS; there is no dense Triton kernel. Under Triton's
+    interpreter the CPU computes the product."""
     check("linear", x, weight, bias)
     return F.linear(x, weight, bias) if weight.dtype == x.dtype else by_blocks.linear(x, weight, bias)
 

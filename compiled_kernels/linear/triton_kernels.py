@@ -1,4 +1,6 @@
-"""Kernels of products with weights of few bits: one row as a multiply-reduce, more rows on the tensor cores."""
+"""Kernels of products with quantized weights: one row is multiplied and summed, more rows go through the tensor
+cores.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from compiled_kernels.triton_code.dots import dot, operand
 
 @triton.jit
 def widened(codes, FP8: tl.constexpr):
-    """Return 8-bit codes as float32: int8, or the bytes of E4M3 (not NaN), whose sign, exponent and fraction are moved
-    to their places in float16, where they are 256 times too small."""
+    """Return 8-bit codes as float32: int8 numbers, or E4M3 bytes (not NaN). The sign, exponent and fraction of E4M3 are
+    moved to their places in float16, which gives 1/256 of the value."""
     if FP8:
         halves = (codes & 127).to(tl.uint16) << 7 | (codes & 128).to(tl.uint16) << 8
         return halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -33,7 +35,7 @@ def one_row(
     x, values, scales, bias, out, width, outs, OUTS: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
     EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply one row by 8-bit codes with a scale a row of weights."""
+    """Multiply one row by 8-bit codes with one scale for each row of weights."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     line = tl.minimum(o, outs - 1).to(tl.int64)  # past the end the last one is read again, and not stored
     sums = tl.zeros([OUTS, COLUMNS], tl.float32)
@@ -58,9 +60,9 @@ def one_row_grouped(
     OUTS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr, FP8: tl.constexpr,
     MINIMA: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply one row by codes with a scale for each group of `GROUP` columns. `FOUR`: words of 4-bit codes, which are
-    8 too large where there are no minima. x pays that back once for all rows: sum((code - 8) x) = sum(code x) -
-    sum(8 x)."""
+    """Multiply one row by codes with a scale for each group of `GROUP` columns. `FOUR`: words of 4-bit codes, stored as
+    code + 8 if there are no minima; the sum is then corrected by sum((code - 8) x) = sum(code x) - sum(8 x), computed
+    once for all rows of weights."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     line = tl.minimum(o, outs - 1).to(tl.int64)
     sums = tl.zeros([OUTS, GROUPS, GROUP], tl.float32)
@@ -97,14 +99,14 @@ def one_row_grouped(
 
 @triton.jit
 def columns_of(x, token, column, width, x_stride, EVEN: tl.constexpr):
-    """Load x.T of these columns: [column, token]."""
+    """Load x.T [column, token] for these columns."""
     at = x + token[None, :] * x_stride + column[:, None]
     return tl.load(at) if EVEN else tl.load(at, mask=(column < width)[:, None], other=0.0)
 
 
 @triton.jit
 def of_groups(each, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr):
-    """Load the scale or minimum of each column of a tile, of groups of `GROUP` columns: [out, column]."""
+    """Load the scale or minimum of each column of a tile [out, column]; `GROUP` columns share one."""
     group = step * (COLUMNS // GROUP) + tl.arange(0, COLUMNS // GROUP)
     at = each + line[:, None] * ((width + GROUP - 1) // GROUP) + group[None, :]
     found = tl.load(at) if EVEN else tl.load(at, mask=(group * GROUP < width)[None, :], other=0.0)
@@ -116,7 +118,7 @@ def weights_of(
     weights, scales, minima, line, step, width, COLUMNS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
     FP8: tl.constexpr, MINIMA: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Load the numbers of these rows in the columns of a step, but for the scale of a whole row: [out, column].
+    """Load the weights of these rows in the columns of a step [out, column], without the scale of a whole row.
 
     `GROUP` columns share a scale, with 0 all of a row. `FOUR`: words of 4-bit codes. `FORMAT`: words of a format of
     `WORDS`."""
@@ -146,7 +148,7 @@ def product(
     FP8: tl.constexpr, MINIMA: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of out.T over `steps` tiles of `COLUMNS` weights a row (see `weights_of`)."""
+    """Multiply a tile of out.T, summed over `steps` tiles of `COLUMNS` columns of the weights (see `weights_of`)."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)  # neighbours share the weights
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)

@@ -1,6 +1,6 @@
-"""Matrices in words on a GPU: the numbers of a tile, by the table of their format (see matrix_format.WORDS).
+"""Load tiles of matrices in words on a GPU, by the table of their format (see matrix_format.WORDS).
 
-The table is a constant of the kernel: each format is compiled code of its own, and has no branch in it.
+The table is a constant of the kernel: each format is compiled separately and has no branches.
 """
 
 # A constant of a kernel is a table with fields here, which no type checker sees in `tl.constexpr`.
@@ -14,7 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def columns_in(words, BITS: tl.constexpr):
-    """Return the columns of words [row, word] of a plane of `BITS` bits (see linear/planes.py): [row, column]."""
+    """Return the codes of a plane of `BITS` bits (see linear/planes.py), one for each column [row, column], from its
+    words [row, word].
+    """
     found = words
     if BITS <= 4:
         found = tl.join(found, found >> 4)
@@ -29,7 +31,7 @@ def columns_in(words, BITS: tl.constexpr):
 
 @triton.jit
 def spread(each, GROUP: tl.constexpr):
-    """Return what columns share for each of them: [row, group] -> [row, column]."""
+    """Repeat each group's value for its columns: [row, group] -> [row, column]."""
     wide = tl.broadcast_to(each[:, :, None], [each.shape[0], each.shape[1], GROUP])
     return tl.reshape(wide, [each.shape[0], each.shape[1] * GROUP])
 
@@ -38,7 +40,9 @@ def spread(each, GROUP: tl.constexpr):
 def numbers_of(
     weights, scales, minima, line, first, width, COLUMNS: tl.constexpr, FORMAT: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Return `COLUMNS` columns, at least 32, of these rows from column `first`, in float32; past `width` zeros."""
+    """Return the numbers of these rows in `COLUMNS` columns, at least 32, from column `first` on, in float32; columns
+    past `width` are zero.
+    """
     rows = weights + line[:, None] * (width // FORMAT.block * FORMAT.words)
     codes = _plane(rows, first, width, 0, FORMAT.planes[0], COLUMNS, FORMAT, EVEN)
     if len(FORMAT.planes) > 1:
@@ -75,7 +79,7 @@ def _plane(
     rows, first, width, BELOW: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Load the plane of `BITS` bits that stands above `BELOW` bits of each code: [row, column]."""
+    """Load the plane with bits `BELOW` to `BELOW` + `BITS` of each code: [row, column]."""
     column = first + tl.arange(0, COLUMNS * BITS // 32) * (32 // BITS)
     within = (BELOW * FORMAT.block + column % FORMAT.block * BITS) // 32
     at = rows + (column // FORMAT.block * FORMAT.words + within)[None, :]

@@ -1,7 +1,7 @@
-"""Matrices in words of 32 bits (see matrix_format.WORDS): quantized, and as numbers again.
+"""Quantize matrices to formats in words of 32 bits (see matrix_format.WORDS), and convert them back to numbers.
 
-Numbers are those of the `gguf` package to the last bit: `(scale * sub-scale) * code - minimum * sub-minimum`. MXFP4 is
-that of OCP Microscaling Formats v1.0, sections 5.3 and 5.4, without its NaN.
+Numbers equal those of the `gguf` package bit for bit: `(scale * sub-scale) * code - minimum * sub-minimum`. MXFP4
+follows OCP Microscaling Formats v1.0, sections 5.3 and 5.4, without its NaN.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from compiled_kernels.linear.planes import pack_planes, pack_sub_scales, unpack_
 def codes_of_words(
     words: WordLayout, weight: Int32[Tensor, "out word"], scales: Float[Tensor, "out group"], minima: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the numbers that a matrix's codes mean [out, width], and for each group of columns what multiplies them
-    and what is then added [out, group], in float32; in float64 with scales of float64."""
+    """Return three tensors whose numbers give the matrix, number = code * factor + summand: the codes as numbers [out,
+    width], and the factor and summand of each group of columns [out, group]. They are float32, or float64 if the scales
+    are."""
     exact = torch.promote_types(scales.dtype, torch.float32)
     blocks = weight.unflatten(-1, (-1, words.words))
     codes = unpack_planes(blocks[..., : words.plane_words], words.planes)
-    codes = (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # two's complement is read as it is
+    codes = (codes if words.sign_bit else codes - words.offset).view(torch.int8)  # already two's complement
     numbers = torch.tensor(words.values, device=weight.device)[codes.int()] if words.values else codes
     scales = powers_of_two(scales) if words.exponents else scales
     step, minimum = (
@@ -37,14 +38,15 @@ def codes_of_words(
 
 
 def powers_of_two(exponents: UInt8[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return 2^(exponent - 128) in float32, of which the two least are subnormal."""
+    """Return 2^(exponent - 128) in float32; for exponents 0 and 1 the result is subnormal."""
     wide = exponents.int()
     return torch.where(wide < 2, wide + 1 << 21, wide - 1 << 23).view(torch.float32)
 
 
 def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tuple[Tensor, ...]:
-    """Quantize to words, scales, and minima where there are such: the nearest codes of scales that reach from a group's
-    least to its largest number (without minima: to its largest either way), rounded to their types."""
+    """Quantize a weight to words, scales, and minima if the format has them. Codes span each group from its smallest to
+    its largest number (without minima: up to its largest absolute number); codes are the nearest ones, and scales are
+    rounded to their types."""
     grouped = weight.float().unflatten(-1, (-1, words.block // words.group, words.group))  # [out, block, group, column]
     values = torch.tensor(words.values or range(-words.offset, (1 << words.bits) - words.offset), dtype=torch.float32)
     values, code_of = values.sort(stable=True)
@@ -71,6 +73,6 @@ def quantize_words(weight: Float[Tensor, "out width"], words: WordLayout) -> tup
 
 
 def _two_levels(numbers: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Return float16 scales [..., 1] and integers [..., group] up to `largest` whose products are near `numbers`."""
+    """Return float16 scales [..., 1] and integers [..., group] up to `largest` with products close to `numbers`."""
     scales = (numbers.amax(-1, keepdim=True) / largest).half()
     return scales, torch.where(scales == 0, 0.0, numbers / scales.float()).round().clamp(0, largest).int()

@@ -1,6 +1,6 @@
-"""The backend `mlir`: lower, compile, execute, and the cache of artifacts.
+"""The backend `mlir`: lowering, compilation, execution, and the cache of compiled code.
 
-Importing this package does not import torch-mlir, and what is compiled already runs without it.
+Importing this package does not import torch-mlir, and code that is already compiled runs without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ __all__ = ["Kernel", "compile_entry", "compile_function", "compile_shape", "comp
 
 
 def stages(operator: str, case: Case | None = None) -> CompiledStages:
-    """Return the stages of the code that runs a case, with its artifact's digest (see show.py)."""
+    """Return the compilation stages of the code that runs a case, with the digest of its compiled code (see
+    show.py).
+    """
     from compiled_kernels.mlir import show
 
     return show.stages(operator, case)

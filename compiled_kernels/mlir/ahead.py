@@ -1,8 +1,8 @@
 """Compile kernels ahead of time for AArch64, without such a machine: a test of how portable their MLIR text is.
 
-The text of a level is compiled as it is. That of `v3` suits NEON: its 16 vectors of 256 bits are the 32 vectors of 128
-bits that AArch64 has. torch-mlir brings only LLVM's x86 backend, so it goes as far as LLVM IR, here made text.
-llvmlite, whose LLVM has every backend, compiles that.
+A level's text is compiled unchanged. The text of `v3` suits NEON: its 16 vectors of 256 bits are the 32 vectors of 128
+bits of AArch64. torch-mlir includes only LLVM's x86 backend, so it compiles to LLVM IR, which is written as text;
+llvmlite, whose LLVM has every backend, compiles that text.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _CONSTANT = re.compile(
 TARGETS = {"aarch64": ("aarch64-linux-gnu", Processor("generic", ("+neon",), "neoverse-n1"))}
 NO_LLVM = "llvmlite, whose LLVM has the AArch64 backend, is not installed: pip install llvmlite"
 INTRINSIC = r"llvm\.x86\.[\w.]+"
-# What C's library and OpenMP's give on any machine; a call of anything else is code that LLVM could not make itself.
+# Functions that C's library and OpenMP provide on any machine. A call of any other function is code that LLVM could not
+# generate itself.
 OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
 LIBC = ("malloc", "free", "memcpy", "memset", "memmove", "expf", "logf", "sinf", "cosf", "tanhf", "erff")
 PROVIDED = frozenset((*OPENMP, *LIBC))
 
 
 def llvm_ir(llvm: Any) -> str:
-    """The text of LLVM IR that a module of the LLVM dialect stands for."""
+    """Return the LLVM IR text of a module in the LLVM dialect."""
     from torch_mlir.dialects.llvm import translate_module_to_llvmir  # type: ignore[attr-defined] (not in its stubs)
     from torch_mlir.ir import Location  # type: ignore[attr-defined] (not in its stubs)
 
@@ -48,13 +49,13 @@ def llvm_ir(llvm: Any) -> str:
 
 
 def constants_by_bits(line: str) -> str:
-    """A line of LLVM IR with its floating-point constants by their bits, as every LLVM reads them. From 23 on LLVM
-    writes them `-inf`, `f0x3727C5AC` or in the fewest digits, which those before refuse.
+    """Return a line of LLVM IR with floating-point constants written as bits, which every version of LLVM reads. From
+    version 23 on LLVM writes `-inf`, `f0x3727C5AC` or the fewest digits, which earlier versions refuse.
 
     >>> constants_by_bits("  %4 = fmul float %3, f0x3FB8AA3B")
     '  %4 = fmul float %3, 0x3FF7154760000000'
     """
-    kind = ""  # of the type named last before a constant
+    kind = ""  # type named last before a constant
 
     def written(found: re.Match[str]) -> str:
         nonlocal kind
@@ -79,7 +80,7 @@ def _by_bits(kind: str, bits: str | None, number: str | None) -> str:
 
 @dataclass(frozen=True)
 class CrossCompiledObject:
-    """One module for one target: `code` is a relocatable ELF object, `calls` the symbols it needs."""
+    """A module compiled for one target: `code` is a relocatable ELF object, `calls` the symbols it needs."""
 
     triple: str
     llvm_ir: str = field(repr=False)
@@ -95,8 +96,8 @@ class CrossCompiledObject:
 
 @dataclass(frozen=True)
 class PortableKernel:
-    """One case of an operator, its text written for `level`: `status` is `portable`, `x86` (the text names x86's own
-    instructions) or `failed`. `multiply_adds` counts NEON's, of four numbers each."""
+    """The result of compiling one case of an operator, from its text for `level`. `status` is `portable`, `x86` (the
+    text names x86 instructions) or `failed`. `multiply_adds` is the number of NEON multiply-adds of four numbers."""
 
     operator: str
     case: str
@@ -109,7 +110,7 @@ class PortableKernel:
 
 
 def unavailable_reason() -> str | None:
-    """Return why nothing can be compiled for another processor here, or None."""
+    """Return the reason why nothing can be compiled for another processor here; None if it can."""
     if wrong := backend_problems()[Backend.MLIR]:
         return wrong
     try:
@@ -120,8 +121,9 @@ def unavailable_reason() -> str | None:
 
 
 def portable_kernels(operator: str | None = None, target: str = "aarch64") -> Iterator[PortableKernel]:
-    """A row for each operator that has kernels on backend mlir, each of its types, and each level whose text this
-    machine makes. Raises BackendError for an unknown operator, and where nothing can be compiled here."""
+    """Compile kernels of the backend mlir for another processor; yield a result for each operator, each element type,
+    and each level that this machine can write text for. Raises BackendError for an unknown operator, or if nothing can
+    be compiled here."""
     if wrong := unavailable_reason():
         raise BackendError(f"ahead of time: {wrong}")
     for suite in suites() if operator is None else (suite_of(operator),):
@@ -134,8 +136,8 @@ def portable_kernels(operator: str | None = None, target: str = "aarch64") -> It
 
 
 def compile_ahead(text: str, lowered_from: str = "vector", target: str = "aarch64") -> CrossCompiledObject:
-    """Machine code of a module for `target`, through the same passes as at level v3, in which bfloat16 is rounded by
-    integers. Raises BackendError where the text names x86's instructions, and where LLVM does not compile it."""
+    """Compile a module to machine code for `target`, by the passes of level v3, which round bfloat16 by integer
+    operations. Raises BackendError if the text names x86 instructions, or if LLVM does not compile it."""
     if wrong := unavailable_reason():
         raise BackendError(f"ahead of time: {wrong}")
     if named := x86_intrinsics(text):
@@ -146,12 +148,12 @@ def compile_ahead(text: str, lowered_from: str = "vector", target: str = "aarch6
 
 
 def x86_intrinsics(text: str) -> tuple[str, ...]:
-    """The instructions of x86 that a text asks for by name."""
+    """Return the x86 intrinsics that an MLIR text names."""
     return tuple(sorted(set(re.findall(INTRINSIC, text))))
 
 
 def _one_of_each_type(suite: Suite) -> list[Case]:
-    """The first case of each element type, timed ones before others."""
+    """Return the first case of each element type, timed cases before others."""
     ordered = sorted(suite.cases, key=lambda case: not case.timed)
     return list({case.arguments["dtype"]: case for case in reversed(ordered)}.values())[::-1]
 

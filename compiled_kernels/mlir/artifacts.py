@@ -1,12 +1,10 @@
-"""Compiled code on disk, by content: a key names an entry, an entry names its files by their own checksums.
+"""Store compiled code on disk by content: a key names an entry, an entry names its files by their checksums.
 
-```
-<directory>/<key>.json            {"files": {"library": "<sha256>.so", "stages": "<sha256>.json"}}
-<directory>/files/<sha256>.so     written beside, then moved into place: a reader sees all of a file or none
-```
+    <directory>/<key>.json           {"files": {"library": "<sha256>.so", "stages": "<sha256>.json"}}
+    <directory>/files/<sha256>.so    written to a temporary name, then moved into place, so that readers see whole files
 
-Whatever does not match its checksum counts as absent, so a damaged entry is built again. Processes that build the same
-entry at once write the same names; the last to move wins, and each is whole.
+A file that does not match its checksum counts as absent, so a damaged entry is built again. Processes that build the
+same entry at once write the same names; the last move wins, and each file is complete.
 """
 
 from __future__ import annotations
@@ -27,20 +25,23 @@ def cache_directory() -> Path:
 
 
 def key_of(**content: object) -> str:
-    """Return the name of what these compilers make of `content`, which must name the processor too:
-    SHA-256 over both."""
+    """Return the cache key of what the compilers make of `content`: the SHA-256 of `content` and the compilers'
+    versions. `content` must include the processor.
+    """
     text = json.dumps({**content, "compilers": compilers()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class ArtifactCache:
-    """A cache of compiled code: entries in `directory`, each of a few named files."""
+    """A cache of compiled code on disk: `directory` has the entries, each of a few named files."""
 
     directory: Path
 
     def load(self, key: str) -> dict[str, Path] | None:
-        """Return the entry's files by name, each found to match its checksum; None where it must be built (again)."""
+        """Return the entry's files by name, each verified by its checksum; None if the entry is missing or damaged and
+        must be built.
+        """
         try:
             files = json.loads((self.directory / f"{key}.json").read_text())["files"]
             paths = {name: self.directory / "files" / file for name, file in files.items()}
@@ -50,7 +51,7 @@ class ArtifactCache:
         return paths if whole and paths else None
 
     def store(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
-        """Store `files`, as name -> (content, suffix), under `key`; return where they lie. May raise OSError."""
+        """Store `files`, as name -> (content, suffix), under `key`; return their paths. May raise OSError."""
         paths = {}
         for name, (content, suffix) in files.items():
             paths[name] = self.directory / "files" / (hashlib.sha256(content).hexdigest() + suffix)
@@ -60,11 +61,13 @@ class ArtifactCache:
         return paths
 
     def link_recipe(self, recipe: str, key: str) -> None:
-        """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
+        """Store that the recipe, a hash that is cheap to compute, was compiled to the entry `key`. May raise
+        OSError.
+        """
         write_atomically(self.directory / f"{recipe}.name", key.encode())
 
     def key_of_recipe(self, recipe: str) -> str | None:
-        """Return the entry that a recipe led to; None where that is not known."""
+        """Return the key of the entry that a recipe was compiled to; None if it is unknown."""
         try:
             key = (self.directory / f"{recipe}.name").read_text()
         except (OSError, ValueError):
@@ -83,7 +86,7 @@ def compilers() -> dict[str, str]:
 
 
 def version_of(name: str) -> str:
-    """Return the installed version of a package; empty where it is missing."""
+    """Return the installed version of a package; empty if it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:

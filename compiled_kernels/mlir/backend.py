@@ -1,11 +1,11 @@
-"""`torch.compile(backend="workbench_mlir")`: supported subgraphs through the backend mlir, in process.
+"""Run supported subgraphs on the backend mlir, in process: `torch.compile(backend="workbench_mlir")`.
 
-Importing this module registers the backend under that name. Whatever is left runs where the report says: operations
-around a subgraph that was taken run in eager torch, graphs of which nothing was taken, or nothing compiled, are
-Inductor's. Operations that suit it and do not compile are a warning besides.
+Importing this module registers the backend under that name. The report shows where other operations run: operations
+around a compiled subgraph run in eager torch; graphs without a compiled subgraph are compiled by Inductor. A warning is
+given for supported operations that do not compile.
 """
 
-# The stubs of these optional packages, where installed, do not list what they export.
+# The type stubs of these optional packages do not list their exports.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAME = "workbench_mlir"
 
 
 class DynamoBackend:
-    """A backend for torch.compile that remembers what it did; `backend=DynamoBackend()` keeps a report of its own."""
+    """A backend for torch.compile that records what it compiled; `backend=DynamoBackend()` has a separate report."""
 
     def __init__(self) -> None:
         self._done: list[Subgraph] = []
@@ -43,7 +43,7 @@ class DynamoBackend:
         return CompileReport(tuple(self._done))
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile one graph. Raises BackendError for any option: there is none."""
+        """Compile one graph. Raises BackendError for any option, because there are none."""
         if options:
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise BackendError(f"backend {NAME} takes no options; {given} given")
@@ -62,7 +62,9 @@ class DynamoBackend:
         return compiler(graph, inputs)
 
     def _leave_training(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
-        return self._leave_all(next(self._graphs), graph, inputs, "gradients are wanted: this backend is for inference")
+        return self._leave_all(
+            next(self._graphs), graph, inputs, "gradients are required: this backend is for inference"
+        )
 
     def _leave_all(self, number: int, graph: GraphModule, inputs: Sequence[Any], reason: str) -> Any:
         from torch._inductor.compile_fx import compile_fx_inner
@@ -80,7 +82,7 @@ class DynamoBackend:
         parts = [] if hidden else _partitions(graph, reasons)
         kernels = [compile_subgraph(graph, part, f"kernel_{number}_{index}") for index, part in enumerate(parts)]
         for why in dict.fromkeys(each for each in kernels if isinstance(each, str)):
-            message = f"{NAME}: operations that suit it were left to another backend: {why}"
+            message = f"{NAME}: supported operations were left to another backend: {why}"
             warnings.warn_explicit(message, UserWarning, __file__, 0, __name__)  # not as torch's: those may be silenced
         if not any(isinstance(each, PlacedSubgraph) for each in kernels):
             obstacles = (f"{called[node]}: {why}" for node, why in reasons.items() if why)
@@ -110,7 +112,7 @@ class DynamoBackend:
 
 
 def _partitions(graph: GraphModule, reasons: dict[Node, str | None]) -> list[list[Node]]:
-    """Return connected groups of supported operations, as large as the others allow, each with something to compute."""
+    """Return connected groups of supported operations, as large as possible, each with at least one computation."""
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -126,7 +128,7 @@ def _partitions(graph: GraphModule, reasons: dict[Node, str | None]) -> list[lis
 
 
 def _without_last_views(part: list[Node]) -> list[Node]:
-    """Drop the views that nothing of the part reads: outside they cost nothing, inside each would be a copy."""
+    """Remove views that nothing in the part reads: outside they cost nothing, inside each would be a copy."""
     while idle := {node for node in part if suited.is_view(node) and not any(user in part for user in node.users)}:
         part = [node for node in part if node not in idle]
     return part
@@ -137,8 +139,8 @@ def _writes_input(node: Node) -> bool:
 
 
 def _split_off_writes(graph: GraphModule) -> list[int]:
-    """Let the graph give what it would write into its inputs as further results; gives the inputs' places. The graph
-    then has no operation whose order matters."""
+    """Make the graph return the values that it would write into its inputs as additional results; return the positions
+    of these inputs. The order of the graph's operations then does not matter."""
     places = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     writes = [node for node in graph.graph.nodes if node.op == "call_function" and _writes_input(node)]
     (output,) = graph.graph.find_nodes(op="output")
@@ -172,12 +174,14 @@ BACKEND = DynamoBackend()
 
 
 def report() -> CompileReport:
-    """Return what `torch.compile(backend="workbench_mlir")` did in this process."""
+    """Return the report of all compilations by `torch.compile(backend="workbench_mlir")` in this process."""
     return BACKEND.report()
 
 
 def workbench_mlir(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """Compile with the registered backend; torch's entry point group `torch_dynamo_backends` finds it too."""
+    """Compile a graph with the registered backend; torch's entry point group `torch_dynamo_backends` finds this
+    function too.
+    """
     return BACKEND(graph, inputs, **options)
 
 

@@ -1,6 +1,6 @@
-"""A compiler of MLIR text to machine code, once for each content: in this process, then on disk."""
+"""Compile MLIR text to machine code, once for equal content: cached in this process, then on disk."""
 
-# The stubs of these optional packages, where installed, do not list what they export.
+# The type stubs of these optional packages do not list their exports.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ def compile_text(
     Args:
         text: the module.
         entry: the name of the function.
-        lowered_from: `vector` or `bufferized`, the level that the module is at (see pipeline.py).
+        lowered_from: `vector` or `bufferized`, the MLIR level of the module (see pipeline.py).
         level: level of the instruction set; this process's unless given.
-        libraries: paths in which external functions, declared private, are found.
-        directory: where artifacts lie; the user's cache unless given.
-        before: stages the text came through, kept with it.
+        libraries: paths of libraries with external functions, which are declared private.
+        directory: folder of artifacts; the user's cache unless given.
+        before: earlier stages of the text, stored with it.
 
     Raises:
-        BackendError: with MLIR's message where the text does not compile; where its code calls what nothing provides.
+        BackendError: with MLIR's message if the text does not compile, or if its code calls a function that nothing
+            provides.
     """
     earlier = tuple((before or {}).items())
     level = level or _level()
@@ -80,16 +81,17 @@ def compile_function(
     lanes: int = 0,
     directory: Path | None = None,
 ) -> Kernel:
-    """Compile a torch function for the shapes of `examples`: bare pointers of the inputs, then of the results.
+    """Compile a torch function for the shapes of `examples`. The kernel takes bare pointers to the inputs, then to the
+    results.
 
     Args:
-        function: gives a tensor or a tuple of tensors and mutates nothing.
+        function: the function; it returns a tensor or a tuple of tensors and mutates nothing.
         examples: tensors of the shapes and types to compile for.
         name: the function's name in the module.
-        recipe: everything that decides what `function` computes; where it was compiled before, on this machine and
-            from these sources, torch-mlir is not even imported.
-        lanes: width of vectors, as in `lower`.
-        directory: where artifacts lie; the user's cache unless given.
+        recipe: everything that decides what `function` computes; if the same recipe was compiled before, on this
+            machine and from these sources, torch-mlir is not even imported.
+        lanes: length of vectors, as in `lower`.
+        directory: folder of artifacts; the user's cache unless given.
     """
     examples = tuple(examples)
     shapes = [(list(each.shape), str(each.dtype)) for each in examples]
@@ -105,7 +107,9 @@ def compile_function(
 
 
 def compile_entry(name: str, level: Level, emit: Callable[[], object]) -> Kernel:
-    """Compile the function `name` of those that `emit` makes, as `compile_text` does; it may call OpenMP's."""
+    """Compile the function `name` of the module that `emit` builds, as `compile_text` does; it may call OpenMP
+    functions.
+    """
     return compile_text(text_of(emit), name, level=level, libraries=(libgomp_path(),))
 
 
@@ -114,10 +118,10 @@ def compile_shape(
     write: Callable[..., str], *shape: Hashable, entry: str, level: Level | None = None, directory: Path | None = None
 ) -> Kernel:
     """Compile the function `entry` of the module that `write(*shape)` returns, as `compile_text` does; it may call
-    OpenMP's.
+    OpenMP functions.
 
-    The module depends on nothing but the shape and the sources of this package: where it was compiled before, on this
-    machine and from these sources, it is not even written, and torch-mlir not imported.
+    The module depends only on the shape and the sources of this package: if it was compiled before, on this machine and
+    from these sources, it is not even written, and torch-mlir is not imported.
     """
     level, libraries, directory = level or _level(), (libgomp_path(),), directory or cache_directory()
     recipe = f"{write.__module__}.{write.__qualname__}"
@@ -130,8 +134,9 @@ def compile_shape(
 
 
 def all_fields(value: object) -> Any:
-    """Return a shape as JSON that no other shape has: every field of it, whatever its repr leaves out. Raises
-    TypeError where it holds what is no number, text, tuple or dataclass: its repr might be another's."""
+    """Return a shape as JSON-ready data with every field, also fields that its repr omits, so that different shapes
+    never have equal data. Raises TypeError for values other than numbers, text, tuples and dataclasses, because another
+    value could have the same repr."""
     if is_dataclass(value):
         held = {each.name: all_fields(getattr(value, each.name)) for each in fields(value)}
         return {"": type(value).__qualname__, **held}
@@ -145,7 +150,7 @@ def all_fields(value: object) -> Any:
 def _by_recipe(
     recipe: str, entry: str, build: Callable[[], Kernel], directory: Path, libraries: tuple[str, ...] = ()
 ) -> Kernel:
-    """Return the kernel that a recipe led to before; where there is none, build it, and note that it leads there."""
+    """Return the kernel that a recipe was compiled to before; if there is none, build it and store the recipe."""
     artifacts = ArtifactCache(directory)
     if (key := artifacts.key_of_recipe(recipe)) and (paths := artifacts.load(key)):
         return _kernel(entry, key, paths, libraries)
@@ -190,7 +195,7 @@ def _compiled(
 
 
 def _content(level: Level, lowered_from: str = "bufferized") -> dict[str, Any]:
-    """Return what decides the code of a module beside its text."""
+    """Return everything in addition to the text that decides a module's code."""
     functions = target_level, expand_exp, emulate_instructions
     code, level = [Path(function.__code__.co_filename).read_text() for function in functions], executed_as(level)
     return {
@@ -217,7 +222,9 @@ def _kernel(entry: str, key: str, paths: Mapping[str, Path], libraries: tuple[st
 
 
 def parsed(text: str) -> Any:
-    """Return the module of `text`, in a context of its own; raises BackendError with MLIR's message."""
+    """Parse the text of a module in a separate MLIR context and return the module. Raises BackendError with MLIR's
+    message.
+    """
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():
@@ -228,8 +235,8 @@ def parsed(text: str) -> Any:
 
 
 def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = False) -> Any:
-    """Return the module of `text` after `pipeline`, in the LLVM dialect, for `processor`, which where `emulated` lacks
-    instructions that it names; raises BackendError with MLIR's message."""
+    """Parse `text`, run `pipeline` on it, and return the module in the LLVM dialect, for `processor`; with `emulated`,
+    instructions that the machine lacks are replaced. Raises BackendError with MLIR's message."""
     from torch_mlir.ir import Location
 
     module = parsed(text)
@@ -238,13 +245,13 @@ def run_passes(text: str, pipeline: str, processor: Processor, emulated: bool = 
         expand_exp(module)
         if emulated:
             emulate_instructions(module)
-        run_pipeline(module, pipeline, verify=False)  # thirty passes would; LLVM verifies what it takes
+        run_pipeline(module, pipeline, verify=False)  # all thirty passes would verify; LLVM verifies its input anyway
         target_level(module, processor)
     return module
 
 
 def engine_of(llvm: Any, libraries: tuple[str, ...]) -> Any:
-    """Make MLIR's execution engine over a module of the LLVM dialect."""
+    """Create MLIR's execution engine for a module of the LLVM dialect."""
     from torch_mlir.execution_engine import ExecutionEngine
     from torch_mlir.ir import Location
 
@@ -261,7 +268,7 @@ def engine_of(llvm: Any, libraries: tuple[str, ...]) -> Any:
 
 @cache
 def linker() -> tuple[str, ...] | None:
-    """Return the command that makes a shared object, without its files; None where this machine has none."""
+    """Return the command that links a shared object, without the names of files; None if this machine has no linker."""
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return (path, "-shared", "-Wl,-Bsymbolic")

@@ -1,7 +1,8 @@
-"""Instructions that the machine lacks, as arithmetic that it has: so any machine checks the kernels of every level.
+"""Emulate instructions that the machine lacks by arithmetic that it has, so that every machine can check the kernels of
+every level.
 
-Only what `builder/vectors.py` names by an instruction is replaced; vectors that are longer than the machine's are
-divided by LLVM. Slow, and for checks alone (see `limited_to`).
+Only the instructions named in `builder/vectors.py` are replaced; LLVM splits vectors that are too long for the machine.
+Emulation is slow and for checks only (see `limited_to`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _dot_bytes_in_pairs(a: Value, b: Value) -> Value:
 
 
 def _look_up(codes: Value, *tables: Value) -> Value:
-    """VPERMW, VPERMPS, VPERMI2W: the numbers of a table at places whose upper bits do not count."""
+    """VPERMW, VPERMPS, VPERMI2W: look up numbers of a table by index; upper bits of an index are ignored."""
     numbers = [table.at(place) for table in tables for place in range(table.lanes)]
     places = codes & (len(numbers) - 1)
     found = numbers[0].broadcast(codes.lanes)
@@ -77,7 +78,7 @@ EMULATED: dict[str, Callable[..., Value]] = {
     "avx512.vpdpbusd.512": _dot_bytes,
     "avx512.pmaddw.d.512": _dot_words,
     "avx512.pmaddubs.w.512": _dot_bytes_in_pairs,
-    "avx512.pshuf.b.512": lambda table, codes: _look_up(codes, table.part(0, 16)),  # all parts of the table are alike
+    "avx512.pshuf.b.512": lambda table, codes: _look_up(codes, table.part(0, 16)),  # all parts of the table are equal
     "avx512.permvar.hi.512": lambda table, codes: _look_up(codes, table),
     "avx512.permvar.sf.512": lambda table, codes: _look_up(codes, table),
     "avx512.vpermi2var.hi.512": lambda low, codes, high: _look_up(codes, low, high),

@@ -1,4 +1,4 @@
-"""Compiled code in this process, called on the tensors' own memory: bare pointers, no copies, no allocation.
+"""Run compiled code in this process on the tensors' own memory: bare pointers, no copies, no allocation.
 
 LLVM's messages on standard error, which MLIR's bindings do not raise, are captured and become errors.
 """
@@ -25,27 +25,27 @@ from typing import Any, Protocol
 from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir.pipeline import PACKED_PREFIX
 
-# There is one standard error for all threads; a thread may come in again, as where what is compiled compiles.
+# All threads share one standard error. The lock is reentrant, because a compilation may start another.
 _ONE_AT_A_TIME = threading.RLock()
 _LLVM = re.compile(r"\s*(JIT session error:|Could not compile |Failed to materialize symbols:)")
 
 
 class CapturedErrors:
-    """Captured messages: `text` is set once the block has ended."""
+    """Messages of native code, captured in a `with` block; `text` is set at the end of the block."""
 
     text = ""
 
     @property
     def missing_symbols(self) -> tuple[str, ...]:
-        """Return the symbols that compiled code calls and nothing provides, as LLVM's JIT lists them."""
+        """Return the symbols that compiled code calls but no library provides, as LLVM's JIT lists them."""
         lists = re.findall(r"Symbols not found: \[ (.*?) \]", self.text)
         return tuple(dict.fromkeys(symbol for each in lists for symbol in each.split(", ")))
 
 
 @contextmanager
 def capture_native_errors() -> Iterator[CapturedErrors]:
-    """Capture what native code writes to file descriptor 2 meanwhile. Lines that are not LLVM's are passed on
-    afterwards: another thread may have written them."""
+    """Capture what native code writes to file descriptor 2 in this context. Lines that are not LLVM's are passed on
+    afterwards, because another thread may have written them."""
     said = CapturedErrors()
     with ExitStack() as held:
         held.enter_context(_ONE_AT_A_TIME)
@@ -71,19 +71,21 @@ def capture_native_errors() -> Iterator[CapturedErrors]:
 
 
 class Code(Protocol):
-    """Machine code, in memory."""
+    """Machine code loaded in memory: the interface of its two forms."""
 
     def packed_address(self, function: str) -> int:
-        """Return address of `void(void **arguments)`: each argument is a pointer to its value."""
+        """Return the address of `function` in the form `void(void **arguments)`: each argument is a pointer to its
+        value.
+        """
         ...
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
-        """Return `function` taking that many addresses."""
+        """Return `function` as a Python callable that takes `arguments` addresses."""
         ...
 
 
 class SharedObject:
-    """Code in a shared object; neither MLIR nor LLVM is needed to run it."""
+    """Machine code in a shared object, which runs without MLIR and LLVM."""
 
     def __init__(self, path: Path, libraries: tuple[str, ...] = ()):
         open_globally(libraries)
@@ -107,7 +109,7 @@ class SharedObject:
 
 
 class JITCode:
-    """Code in MLIR's execution engine, for where no linker is at hand."""
+    """Machine code in MLIR's execution engine, used if no linker is available."""
 
     def __init__(self, engine: Any):
         self.engine = engine
@@ -138,7 +140,8 @@ class JITCode:
 class Kernel:
     """One function of compiled code.
 
-    `digest` names the entry of the cache that holds the code and its stages: what is shown is what runs.
+    `digest` names the cache entry with the code and its stages, so that the stages shown are those of the code that
+    runs.
     """
 
     entry: str
@@ -149,20 +152,20 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Return the address of `void(void **arguments)`: each argument is a pointer to its value (an address, a
-        number)."""
+        """Return the address of the kernel in the form `void(void **arguments)`: each argument is a pointer to its
+        value (an address, a number)."""
         if (taken := _taken.get()) is not None:
             taken.append(self)
         return self.code.packed_address(self.entry)
 
     def function(self, arguments: int, name: str | None = None) -> Callable[..., None]:
-        """Return a callable of `arguments` addresses (`tensor.data_ptr()`); about a microsecond a call, and no lock is
-        held."""
+        """Return the kernel as a Python callable that takes `arguments` addresses (`tensor.data_ptr()`). A call takes
+        about a microsecond and holds no lock."""
         return self.code.callable(name or self.entry, arguments)
 
     @cached_property
     def stages(self) -> dict[str, str]:
-        """Return the text of each stage the code went through; `asm` is what the shared object holds."""
+        """Return the text of each compilation stage; `asm` is the assembly of the shared object."""
         texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else self.texts
         assembly = "" if self.library is None else _disassembled(self.library)
         return {**texts, **({"asm": assembly} if assembly else {})}
@@ -173,7 +176,7 @@ _taken: ContextVar[list[Kernel] | None] = ContextVar("taken", default=None)
 
 @contextmanager
 def kernels_taken() -> Iterator[list[Kernel]]:
-    """Give a list of the kernels whose addresses are taken in this context, to be called."""
+    """Yield a list that receives each kernel whose address is requested in this context."""
     taken: list[Kernel] = []
     before = _taken.set(taken)
     try:

@@ -1,7 +1,7 @@
 """Call compiled functions on torch's own OpenMP threads, with checked arguments.
 
 Native code reads and writes by bare addresses and believes its compiled shapes, so arguments are checked before a call.
-A second pool of threads would fight the first one for the same cores; torch's is warm between two calls.
+A second pool of threads would compete with torch's for the same cores; torch's threads stay awake between two calls.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def check_argument(
     dtypes: tuple[torch.dtype, ...],
     contiguous: bool = True,
 ) -> None:
-    """Raise BackendError unless `tensor` is of this shape and one of these types, on the CPU, and (`contiguous`)
-    contiguous.
+    """Raise BackendError unless `tensor` is on the CPU, has this shape and one of these types, and is contiguous if
+    `contiguous`.
 
     The check of a right tensor takes about a microsecond.
     """
@@ -44,7 +44,7 @@ def check_argument(
     laid_out = "" if tensor.is_contiguous() else ", not contiguous"
     given = f"{list(tensor.shape)} {_plain(tensor.dtype)} on {tensor.device}{laid_out}"
     wanted = f"{list(shape)} {' or '.join(map(_plain, dtypes))} on the CPU{', contiguous' if contiguous else ''}"
-    raise BackendError(f"{operator}: backend mlir wants {name} as {wanted}; {given} given")
+    raise BackendError(f"{operator}: backend mlir needs {name} as {wanted}; {given} given")
 
 
 def _plain(dtype: torch.dtype) -> str:
@@ -71,10 +71,11 @@ def _parallel() -> Callable[..., None]:
 
 
 class BoundCall:
-    """A compiled function bound to tensors: `address` is of `void(void**)`, its arguments pointers to pointers.
+    """A compiled function bound to the tensors that it reads and writes. `address` is that of a `void(void**)`
+    function; its arguments are pointers to pointers.
 
-    Calling it runs the function on `threads` threads at once (torch's number unless given), each with a number of
-    its own; no pointer is looked up again, so the tensors must stay where they are.
+    Calling it runs the function on `threads` threads at once (torch's number unless given), each with its own number.
+    Pointers are not looked up again, so the tensors must stay in place.
     """
 
     def __init__(self, address: int, tensors: Sequence[Tensor]):

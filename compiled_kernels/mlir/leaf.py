@@ -1,4 +1,6 @@
-"""Leaf operators of the backend mlir: one kernel for each combination of shapes, strides, types and constants."""
+"""Compile leaf operators of the backend mlir from their specifications: one kernel for each combination of shapes,
+strides, types and constants.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from compiled_kernels.operators import LOWERED
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """A kernel for one combination: `run` takes addresses; `copied` are the inputs it needs contiguous, `outputs` the
-    shapes and types of what it writes."""
+    """A kernel for one combination of shapes and types: `run` takes addresses; `copied` are the inputs that must be
+    contiguous, `outputs` the shapes and types of the results."""
 
     run: Callable[..., None]
     kernel: Kernel
@@ -29,7 +31,7 @@ class PreparedKernel:
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """Run the kernel; return what the specification gives: a tensor or a tuple of tensors, contiguous."""
+        """Run the kernel; return the specification's result: a tensor or a tuple of tensors, contiguous."""
         if self.copied:
             inputs = tuple(each.contiguous() if place in self.copied else each for place, each in enumerate(inputs))
         made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.outputs]
@@ -39,10 +41,11 @@ class PreparedKernel:
 
 @dataclass(frozen=True)
 class LeafOperator:
-    """An operator compiled from its specification `function(*tensors, *constants)`, whose source file is part of its
-    name in the cache; `lanes` as in `lower`; `prepared` holds the kernels by what they were compiled for.
+    """An operator whose kernels are compiled from its specification `function(*tensors, *constants)`. The source file
+    of the specification is part of the cache key. `lanes` as in `lower`; `prepared` has the compiled kernels by shapes
+    and types.
 
-    Rows that are slices of wider rows are read in place; other strides are made contiguous first.
+    Rows that are slices of wider rows are read directly; inputs with other strides are copied to be contiguous.
     """
 
     name: str
@@ -51,7 +54,7 @@ class LeafOperator:
     prepared: dict[tuple, PreparedKernel] = field(default_factory=dict)
 
     def prepare(self, inputs: Sequence[Tensor], *constants: float) -> PreparedKernel:
-        """Return the kernel for inputs like these, compiled where it is not known yet."""
+        """Return the kernel for inputs of these shapes, strides and types; it is compiled if it is not cached."""
         key = (current_level(), *[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
         found = self.prepared.get(key)
         if found is None:
@@ -85,26 +88,26 @@ class LeafOperator:
 
 @functools.cache
 def leaf_operator(name: str) -> LeafOperator:
-    """Return the operator of that name, whose kernels are lowered from its specification."""
+    """Return the operator called `name`, with kernels compiled from its specification."""
     return LeafOperator(name, LOWERED[name].function, LOWERED[name].lanes)
 
 
 def run(name: str, *arguments: Any) -> Any:
-    """Carry out an operator: its tensors come first."""
+    """Run the operator called `name`; in `arguments`, its tensors come first."""
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     return leaf_operator(name).prepare(tensors, *arguments[len(tensors) :])(*tensors)
 
 
 def enclosing_shape(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the contiguous shape of which a tensor so laid out is the leading slice of each axis; None where there is
-    none.
+    """Return the contiguous shape of which a tensor with these strides is the leading slice of each axis; None if there
+    is none.
 
     >>> enclosing_shape((5, 9, 64), (11 * 64, 64, 1))
     (5, 11, 64)
     >>> enclosing_shape((4, 3), (1, 4)) is None
     True
     """
-    stored, inside = [], 1  # from the last axis to the first: how many numbers one step of the axis covers
+    stored, inside = [], 1  # from the last axis to the first: the number of elements in one step of the axis
     for place in reversed(range(len(shape))):
         if place == 0:
             stored.append(shape[0])

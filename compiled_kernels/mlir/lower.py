@@ -1,6 +1,6 @@
-"""Lowering of a torch function, for the shapes it is called with, through every level of MLIR."""
+"""Lower a torch function, for the shapes it is called with, through every level of MLIR."""
 
-# The stubs of these optional packages, where installed, do not list what they export.
+# The type stubs of these optional packages do not list their exports.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, l
     `transformed` (where a schedule ran) and `bufferized`, which `compile_text` takes.
 
     Args:
-        function: gives a tensor or a tuple of tensors and mutates nothing; its results become arguments after the
-            inputs.
+        function: the function; it returns a tensor or a tuple of tensors and mutates nothing. Its results become
+            arguments after the inputs.
         examples: tensors of the shapes and types to lower for.
         name: the function's name in the module.
-        lanes: > 0 vectorizes by a schedule where the shapes are whole multiples (see schedule.py).
+        lanes: length of vectors: if it is above 0, operations whose shapes are multiples of it are vectorized (see
+            schedule.py).
     """
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
@@ -38,8 +39,8 @@ def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, l
 
 
 def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, str]:
-    """Lower a graph of core operations whose tensors have static shapes, as `lower` does. Raises BackendError where
-    torch-mlir does not know one."""
+    """Lower a graph of core operations with static tensor shapes, as `lower` does. Raises BackendError for an operation
+    that torch-mlir does not support."""
     from torch_mlir.dialects import torch as torch_dialect
     from torch_mlir.extras.fx_importer import FxImporter
     from torch_mlir.ir import Context
@@ -82,6 +83,6 @@ def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, s
 
 
 def sources() -> str:
-    """Return the text that decides how a function is lowered: part of the name under which its code is kept."""
+    """Return the source text of the code that lowers functions; it is part of the cache key of compiled code."""
     here = Path(__file__).parent
     return "".join((here / f"{name}.py").read_text() for name in ("lower", "pipeline", "rewrites", "schedule"))

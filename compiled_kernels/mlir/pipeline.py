@@ -1,9 +1,9 @@
-"""The passes between the levels of MLIR, as text that MLIR's pass manager parses, and the processor that LLVM compiles
-for.
+"""Define the passes between the levels of MLIR, as text that MLIR's pass manager parses, and the processor that LLVM
+compiles for.
 
-Levels, each lowered from by what follows it: `linalg` (on tensors), `bufferized` (linalg or scf on memrefs), `vector`
-(vector, scf, memref, arith, math), `llvm`. The level of the instruction set is written into the module of the LLVM
-dialect, so that LLVM does not compile for the machine it runs on.
+Levels, each lowered to the next: `linalg` (on tensors), `bufferized` (linalg or scf on memrefs), `vector` (vector, scf,
+memref, arith, math), `llvm`. The level of the instruction set is written into the module of the LLVM dialect, so that
+LLVM does not compile for the machine it runs on.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ FUSE = (
     "func.func(linalg-fuse-elementwise-ops,linalg-fold-unit-extent-dims,canonicalize,cse,linalg-fuse-elementwise-ops,"
     "canonicalize,cse)"
 )
-# Powers as products before the fast-math flags are set, so that they fuse with the additions around them.
+# Powers become products before the fast-math flags are set, so that they fuse with adjacent additions.
 SIMPLER_MATH = "func.func(math-expand-ops{ops=fpowi,rsqrt})"
-# Results are arguments already (see rewrites.py), so nothing is allocated but what lies between two loops.
+# Results are already arguments (see rewrites.py), so only intermediate values between two loops are allocated.
 BUFFERIZE = (
     "eliminate-empty-tensors,one-shot-bufferize{bufferize-function-boundaries=1 "
     "function-boundary-type-conversion=identity-layout-map},"
     "canonicalize,cse,drop-equivalent-buffer-results{modify-public-functions=1},func.func(buffer-loop-hoisting),"
     "buffer-deallocation-pipeline,canonicalize,cse"
 )
-# Products of one size in layers of several kinds, say: what differs in its name alone is compiled once.
+# Layers of several kinds can have products of the same size: functions that differ only in their name are compiled
+# once.
 ONCE = "duplicate-function-elimination"
 LOOPS = "convert-bufferization-to-memref,func.func(scf-forall-to-for,convert-linalg-to-loops,promote-buffers-to-stack)"
-# Arithmetic on bfloat16 is float32's, rounded: LLVM would round by calling a library where there is no instruction.
+# Arithmetic on bfloat16 is done in float32 and rounded: LLVM would call a library function to round without an
+# instruction for it.
 IN_FLOAT32 = "func.func(arith-emulate-unsupported-floats{source-types=bf16 target-type=f32})"
 PACKED_PREFIX = "packed_"
-# How LLVM orders instructions, not which it takes. Intel's own names would make it prefer vectors of half the length.
+# The order of instructions that LLVM prefers, not the set it may use. Intel's names would make it prefer vectors of
+# half the length.
 TUNE_CPU = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
 
 
@@ -61,7 +64,8 @@ def passes_to_llvm(lowered_from: str, level: Level) -> str:
 
 
 def _to_llvm(level: Level) -> str:
-    rounded = "" if level is Level.V4_BF16 else "{include-bf16=true}"  # in integers: nearest even, NaN kept
+    # in integers: round to nearest even, NaN preserved
+    rounded = "" if level is Level.V4_BF16 else "{include-bf16=true}"
     return (
         "canonicalize,cse,convert-vector-to-scf,lower-affine,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
         f"{IN_FLOAT32},arith-expand{rounded},func.func(math-expand-ops{{ops=rsqrt,exp2f,fpowi}}),"
@@ -73,8 +77,8 @@ def _to_llvm(level: Level) -> str:
 
 
 class Processor(NamedTuple):
-    """A processor in LLVM's words; `features` beside those of `cpu`, never empty, or LLVM would take the machine's own.
-    `tuned` says for which processor instructions are ordered."""
+    """A processor in LLVM's terms: `cpu`, and `features` in addition to that CPU's, never empty, because LLVM would
+    otherwise use the machine's own. `tuned` is the processor for which instructions are ordered."""
 
     cpu: str
     features: tuple[str, ...]
@@ -86,11 +90,11 @@ def processor_of(level: Level) -> Processor:
 
 
 def target_level(module: Any, processor: Processor) -> None:
-    """Name `processor` on every function of `module`, in place, and add @packed_NAME(void **arguments) for
-    every public function NAME: each argument is a pointer to its value.
+    """Set `processor` on every function of `module`, in place, and add @packed_NAME(void **arguments) for every public
+    function NAME: each argument is a pointer to its value.
 
-    MLIR's execution engine adds such functions itself (`_mlir_NAME`), but for the machine: with many arguments they
-    hold AVX-512 on a machine that has it. They are not called, and nothing may be inlined into them.
+    MLIR's execution engine adds such functions itself (`_mlir_NAME`), but for the machine it runs on: with many
+    arguments they contain AVX-512 on a machine that has it. They are not called, and nothing may be inlined into them.
     """
     from torch_mlir.ir import Attribute, InsertionPoint, Module, StringAttr, UnitAttr  # type: ignore[attr-defined] (not in its stubs)
 

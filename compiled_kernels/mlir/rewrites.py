@@ -1,22 +1,22 @@
-"""Changes to a module that no pass makes, done in place between the passes."""
+"""Change a module, in place, in ways that no MLIR pass does; these rewrites run between the passes."""
 
-# The stubs of these optional packages, where installed, do not list what they export.
+# The type stubs of these optional packages do not list their exports.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import math
 from typing import Any
 
-# What a reduction may do in another order, and no more: NaN and infinity keep their meaning (masks are made of them).
-# Divisions and roots are as written: with such flags LLVM makes 1 / sqrt(x) an estimate and a Newton step, which is
-# NaN where x is infinite.
+# Flags that only allow reductions to be reordered: NaN and infinity keep their meaning, because masks use them.
+# Divisions and roots get no such flags: with them LLVM would compute 1 / sqrt(x) as an estimate and a Newton step,
+# which is NaN for infinite x.
 REORDERED = "#arith.fastmath<reassoc,nsz,contract>"
 FREE = ("arith.addf", "arith.subf", "arith.mulf", "arith.negf", "arith.maximumf", "arith.minimumf")
-# A product and a sum as one instruction, in the order written: the two parts of ln 2 must stay two.
+# Flags that allow a fused multiply-add but no reordering: the two parts of ln 2 must stay separate.
 AS_WRITTEN = "#arith.fastmath<contract>"
 
 LOG2_E = 1 / math.log(2)
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first times any exponent is exact in float32
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the product of the first part and any exponent is exact in float32
 # (exp(r) - 1 - r) / r² at Chebyshev nodes over |r| <= ln(2) / 2, in float32: exp(r) to 1.1e-8 of its value.
 EXP_TERMS = (0.5, 0.16666576266288757, 0.041666463017463684, 0.008363205008208752, 0.001393368816934526)
 
@@ -31,8 +31,8 @@ def allow_reordering(module: Any) -> None:
 
 
 def expand_exp(module: Any) -> None:
-    """Expand `math.exp` of float32, or of vectors of it, to multiplications and additions, which vectorize; libm's is
-    a call for each number.
+    """Expand `math.exp` of float32, or of vectors of it, to multiplications and additions, which vectorize; the C
+    library's exp would be one call for each number.
 
     exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. -inf gives 0, inf gives inf, NaN stays; results below
     2e-38 are 0.
@@ -89,7 +89,7 @@ def expand_exp(module: Any) -> None:
                 y = number(EXP_TERMS[-1])
                 for term in (*EXP_TERMS[-2::-1], 1.0, 1.0):
                     y = plus(times(y, r), number(term))
-                # 2^n as 2 * 2^(n - 1): n = 128 has no float32 of its own, though exp(88.5) has.
+                # 2^n is computed as 2 * 2^(n - 1), because float32 has no 2^128, although exp(88.5) is representable.
                 bits = arith.AddIOp(arith.FPToSIOp(whole, n).result, integer(126)).result
                 scale = arith.BitcastOp(x.type, arith.ShLIOp(bits, integer(23)).result).result
                 y = times(times(y, scale), number(2.0))
@@ -98,7 +98,9 @@ def expand_exp(module: Any) -> None:
 
 
 def bfloat16_by_float32(module: Any) -> None:
-    """Round float64 to bfloat16 by way of float32, as torch does: LLVM would call a library for both at once."""
+    """Round float64 to bfloat16 in two steps, by way of float32, as torch does; in one step LLVM would call a library
+    function.
+    """
     from torch_mlir.dialects import arith
     from torch_mlir.ir import BF16Type, F32Type, F64Type, InsertionPoint, Location
 
@@ -110,7 +112,9 @@ def bfloat16_by_float32(module: Any) -> None:
 
 
 def loops_for_copies(module: Any) -> None:
-    """Replace `memref.copy` of strided memory by `linalg.copy`: the wheel lacks the library that carries it out."""
+    """Replace `memref.copy` of strided memory by `linalg.copy`, because the torch-mlir wheel lacks the library function
+    that `memref.copy` calls.
+    """
     from torch_mlir.dialects import linalg
     from torch_mlir.ir import InsertionPoint, Location
 
@@ -121,7 +125,7 @@ def loops_for_copies(module: Any) -> None:
 
 
 def mark_arguments_noalias(module: Any) -> None:
-    """Promise LLVM that no two arguments of a function overlap."""
+    """Mark the arguments of functions for LLVM as memory that does not overlap."""
     from torch_mlir.ir import ArrayAttr, DictAttr, UnitAttr
 
     with module.context:
@@ -134,8 +138,9 @@ def mark_arguments_noalias(module: Any) -> None:
 
 
 def duplicate_cheap(module: Any) -> None:
-    """Give each reader of a cheap elementwise result its own computation of it: once fused, that costs less than the
-    memory the result would be kept in. Results of the function, and sums of two whole tensors, are kept."""
+    """Give each operation that reads a cheap elementwise result its own copy of the computation: when fused,
+    recomputing costs less than storing the result. Results of the function, and sums of two whole tensors, are not
+    duplicated."""
     from torch_mlir.ir import InsertionPoint
 
     for op in reversed(find_operations(module, "linalg.generic")):
@@ -156,12 +161,14 @@ def _is_cheap(op: Any) -> bool:
 
 
 def extents(value: Any) -> list[int]:
-    """Return a tensor's shape; none for a number."""
+    """Return a tensor's shape; empty for a number."""
     return list(getattr(value.type, "shape", ()))
 
 
 def results_as_arguments(module: Any) -> None:
-    """Let the function write each result into a further argument; one made elsewhere is copied there."""
+    """Make the function write each result into an additional argument, by a copy where it cannot write there
+    directly.
+    """
     from torch_mlir.ir import FunctionType, InsertionPoint, Location, Operation, TypeAttr
 
     (function,) = find_operations(module, "func.func")
@@ -183,7 +190,7 @@ def results_as_arguments(module: Any) -> None:
 
 
 def _starts_in(result: Any, place: Any) -> bool:
-    """Return whether what fills a new tensor to make `result` could be made to fill `place` instead."""
+    """Return whether the operation that fills a new tensor to make `result` could fill `place` instead."""
     from torch_mlir.ir import Block
 
     while not isinstance(result.owner, Block):
@@ -202,7 +209,7 @@ def _starts_in(result: Any, place: Any) -> bool:
 
 
 def find_operations(module: Any, *prefixes: str) -> list[Any]:
-    """Return the operations whose names begin so, innermost first."""
+    """Return the operations with names that begin with one of `prefixes`, innermost first."""
     from torch_mlir.ir import WalkResult
 
     operations = []

@@ -1,11 +1,11 @@
-"""Schedules in MLIR's transform dialect: the loops that operations of a function share, and their vector width.
+"""Transform loops with schedules in MLIR's transform dialect: which operations share a loop, and the vector length.
 
 Measured on this backend's kernels, one thread of a Zen 5, float32, against the same module left to LLVM's vectorizer:
 `tile_by_rows` gains 1.3 times on add_rms_norm (512x2048) and nothing is lost elsewhere; `vectorize` on top of it gains
 4 to 6% on the norms and on gated_silu and loses 5% on log_softmax, whose exponentials LLVM interleaves better.
 """
 
-# The stubs of these optional packages, where installed, do not list what they export.
+# The type stubs of these optional packages do not list their exports.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANY = "!transform.any_op"
 
 
 def decompose_concat(module: Any) -> None:
-    """Let the parts of a concatenation be written where they belong."""
+    """Make the inputs of a concatenation write directly to their places in the result."""
     body = [
         _match("function", 'ops{["func.func"]}'),
         f"transform.apply_patterns to %function {{ transform.apply_patterns.tensor.decompose_concat }} : {ANY}",
@@ -28,10 +28,8 @@ def decompose_concat(module: Any) -> None:
 
 
 def tile_by_rows(module: Any, alone: bool = False) -> bool:
-    """Put one loop over rows around the last operation and all that feeds it, so that a row stays in the nearest cache
-    from its first reading to its last.
-
-    Returns False where there are no rows, or nothing to share and it is not to be split `alone`.
+    """Put one loop over rows around the last operation and the operations that feed it, so that a row stays in the
+    nearest cache. Return False if there are no rows, or if no other operation can be fused and `alone` is false.
     """
     steps = _numbered(module)
     last = len(steps) - 1
@@ -58,8 +56,8 @@ def tile_by_rows(module: Any, alone: bool = False) -> bool:
 
 
 def vectorize(module: Any, lanes: int) -> bool:
-    """Step through each operation by `lanes` numbers at once, reductions included; False where one has several axes
-    left, or one that is not made of whole steps."""
+    """Vectorize each operation by `lanes` numbers, reductions included; return False if an operation has several axes
+    left, or a length that is not a multiple of `lanes`."""
     run_pipeline(module, "func.func(linalg-fold-unit-extent-dims{use-rank-reducing-slices=1},canonicalize,cse)")
     steps = {number: op for number, op in enumerate(_numbered(module)) if len(op.attributes["iterator_types"])}
     if not steps or any(_extent(op) % lanes or len(op.attributes["iterator_types"]) > 1 for op in steps.values()):
@@ -96,7 +94,7 @@ def vectorize(module: Any, lanes: int) -> bool:
 
 
 def _numbered(module: Any) -> list[Any]:
-    """Return the linalg operations in order, each with its number as the attribute `step`."""
+    """Number the linalg operations by the attribute `step`, and return them in order."""
     from torch_mlir.ir import IntegerAttr, IntegerType
 
     operations = find_operations(module, "linalg.generic")

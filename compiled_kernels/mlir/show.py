@@ -1,4 +1,4 @@
-"""The stages of the code that runs a case: it is run, and what is shown is read from the artifact of its kernel."""
+"""Show the compilation stages of a case: run it, and read the stages stored with the kernel that ran."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from compiled_kernels.operators import LOWERED
 
 @dataclass(frozen=True)
 class CompiledStages:
-    """Stages of one kernel: `digest` names the artifact; `stages` are texts in the order in which they were made."""
+    """The compilation stages of one kernel: `digest` names its compiled code in the cache; `stages` are texts in order
+    of compilation.
+    """
 
     digest: str
     stages: Mapping[str, str] = field(repr=False)
 
 
 def stages(operator: str, case: Case | None = None) -> CompiledStages:
-    """Return the stages of an operator's kernel for `case` (the first, where none is given), `asm` last.
+    """Return the stages of an operator's kernel for `case` (the first case unless given), `asm` last.
 
     Raises BackendError for an operator that this backend does not have.
     """

@@ -1,5 +1,4 @@
-"""Subgraphs that the torch.compile backend compiles: their kernels, their place in the graph, and a report of those
-taken and left."""
+"""Compile and replace subgraphs for the torch.compile backend, and report which were compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +21,9 @@ from compiled_kernels.mlir.lower import lower_graph
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Operations of graph number `graph`, compiled here (`taken`, by the artifact `digest`) or left to `fallback`."""
+    """Some operations of graph number `graph`: compiled here if `taken` (`digest` names the code), otherwise left to
+    `fallback`.
+    """
 
     graph: int
     taken: bool
@@ -39,7 +40,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """Subgraphs in the order in which their graphs were compiled."""
+    """The subgraphs that were compiled or left, in the order in which their graphs were compiled."""
 
     subgraphs: tuple[Subgraph, ...]
 
@@ -59,13 +60,13 @@ class CompileReport:
 
 
 def short_names(operations: Sequence[Any]) -> tuple[str, ...]:
-    """Return short names of operations: `add.Tensor`."""
+    """Return short names of operations, such as `add.Tensor`."""
     plain = (each.__name__ if isbuiltin(each) else str(each) for each in operations)
     return tuple(name.removeprefix("aten.").removeprefix("prims.") for name in plain)
 
 
 class SubgraphKernel(torch.nn.Module):
-    """One subgraph as one compiled function on the tensors' own memory."""
+    """A module that runs one subgraph as one compiled function, directly on the tensors' memory."""
 
     def __init__(self, module: GraphModule, outputs: Sequence[Node]):
         super().__init__()
@@ -84,7 +85,7 @@ class SubgraphKernel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class PlacedSubgraph:
-    """A part's kernel, called `name`, with the nodes it reads and those that it replaces."""
+    """The kernel of a subgraph, called `name`, with the graph nodes that it reads and the nodes that it replaces."""
 
     name: str
     kernel: SubgraphKernel
@@ -93,7 +94,7 @@ class PlacedSubgraph:
 
 
 def compile_subgraph(graph: GraphModule, part: Sequence[Node], name: str) -> PlacedSubgraph | str:
-    """Compile a part, the graph left as it is; return the reason where it does not lower."""
+    """Compile a subgraph without changing the graph; return its kernel, or the reason if it cannot be lowered."""
     module, inputs, outputs = fuse_as_graphmodule(graph, list(part), name)
     for given, node in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         given.meta = dict(node.meta)
@@ -106,7 +107,7 @@ def compile_subgraph(graph: GraphModule, part: Sequence[Node], name: str) -> Pla
 def replace_subgraph(
     graph: GraphModule, part: Sequence[Node], placed: PlacedSubgraph, standing: dict[Node, Node]
 ) -> None:
-    """Let a kernel take the place of its part; `standing` maps nodes that other kernels replaced to what they are."""
+    """Replace a subgraph by its kernel; `standing` maps nodes replaced by earlier kernels to their new nodes."""
     graph.add_submodule(placed.name, placed.kernel)
     with graph.graph.inserting_before(part[0]):
         called = graph.graph.call_module(placed.name, tuple(standing.get(node, node) for node in placed.inputs))

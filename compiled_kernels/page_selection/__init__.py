@@ -1,1 +1,1 @@
-"""The choice of the pages that a query reads, by summaries of their keys."""
+"""Select the pages that each query reads, by summaries of the pages' keys."""

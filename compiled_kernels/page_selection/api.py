@@ -1,4 +1,4 @@
-"""Summaries of pages, kept beside them, and the choice of pages for the queries of a step."""
+"""Maintain the summaries of pages, and select pages for the queries of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from compiled_kernels.attention import Spans
 from compiled_kernels.page_selection.selection import SUMMARIES, PageSelection, choose, page_scores
 
-QUERIES_TOGETHER = 64  # whose terms are in memory at once
+QUERIES_TOGETHER = 64  # number of queries with scores in memory at once
 
 
 def summarize_pages(
@@ -20,14 +20,14 @@ def summarize_pages(
     slots: Int[Tensor, " token"],
     kinds: Sequence[str],
 ) -> None:
-    """Compute the summaries of the pages that tokens were written to anew, in place.
+    """Recompute, in place, the summaries of the pages that tokens were written to.
 
-    That of a page whose last tokens are not written yet holds numbers of no meaning, and no query reads it.
+    The summary of a page that is not full is meaningless, and no query reads it.
 
     Args:
         summaries: one tensor for each of `kinds`.
         keys: the pages.
-        slots: where the tokens were written; slot = page * (tokens a page) + offset.
+        slots: where the tokens were written; slot = page * (tokens per page) + offset.
         kinds: names in `SUMMARIES`.
     """
     pages = slots.long() // keys.shape[2]
@@ -45,7 +45,9 @@ def select_pages(
     spans: Spans,
     selection: PageSelection,
 ) -> Bool[Tensor, "token group held"]:
-    """Return which pages of its sequence each query reads, for each key/value head."""
+    """Return a boolean for each query, key/value head and page of the query's sequence: whether the query reads the
+    page.
+    """
     groups, held = summaries[0].shape[1], page_table.shape[1]
     if spans.decode_only:
         own = (spans.context_lengths.long() - 1) // selection.page_size
@@ -63,12 +65,13 @@ def select_pages(
 
 
 def selected_alone(q: Tensor, keys: Tensor, selection: PageSelection) -> Bool[Tensor, "token group page"]:
-    """Return which pages the last queries of one text read: the plain thing beside `select_pages`.
+    """Return a boolean for each query, key/value head and page of a single text: whether the query reads the page. This
+    plain implementation is the reference in tests of `select_pages`.
 
     Args:
         q: queries of the last tokens [token, head, dim].
         keys: keys of all tokens [context, group, dim].
-        selection: the choice.
+        selection: the selection rule.
     """
     size, (context, groups, dim) = selection.page_size, keys.shape
     whole = context // size

@@ -1,5 +1,5 @@
-"""The choice of pages inside a decode step: summaries of a page that became whole, and the pages that a row's queries
-of one key/value head read."""
+"""Select pages inside a decode step: summarize a page that became full, and select the pages that a row's queries of
+one key/value head read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOVES = {"min": Value.minimum, "max": Value.maximum, "mean": Value.__add__}
 
 
 def summary_arguments(shape: DecodeAttention, selection: PageSelection) -> list[Named]:
-    """Return the summaries as arguments, each [page, group, dim]."""
+    """Return the arguments for the pages' summaries, each [page, group, dim]."""
     kind = memref((SIZE_BOUND, shape.num_kv_heads, shape.head_dim), shape.dtype)
     return [Named(f"summary{at}", kind) for at in range(len(selection.summaries))]
 
@@ -28,8 +28,8 @@ def _places(shape: DecodeAttention) -> list[Named]:
 
 
 def summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
-    """Make @{name}_summarize(keys, summaries, table, lengths, row, group): where the row's last position is the last of
-    its page, the summaries of that page."""
+    """Build the function @{name}_summarize(keys, summaries, table, lengths, row, group): if the row's last position is
+    the last of its page, it computes the summaries of that page."""
     lanes, size, summaries = shape.columns, shape.page_size, summary_arguments(shape, selection)
     with function(f"{name}_summarize", [Named("keys", shape.pages), *summaries, *_places(shape)]) as given:
         length = given["lengths"][given["row"]].to("index")
@@ -50,8 +50,8 @@ def summarize(shape: DecodeAttention, selection: PageSelection, name: str) -> No
 
 
 def select(shape: DecodeAttention, selection: PageSelection, name: str) -> None:
-    """Make @{name}_select(q [share, dim], summaries, table, lengths, row, group, chosen): which pages of its table the
-    row reads for the group, up to its own."""
+    """Build the function @{name}_select(q [share, dim], summaries, table, lengths, row, group, chosen): it selects the
+    pages of the row's table that the row reads for one key/value head, up to its own page."""
     queries, chosen = Named("q", shape.types["queries"]), Named("chosen", shape.types["chosen"])
     first = selection.first
     arguments = [queries, *summary_arguments(shape, selection), *_places(shape), chosen]

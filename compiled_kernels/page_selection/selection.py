@@ -1,7 +1,7 @@
-"""A choice of pages as data: what is kept of a page's keys, and how a query weighs it.
+"""Define a page selection rule as data: the summaries that are stored of a page's keys, and how a query scores them.
 
-    Quest (Tang et al., 2024)            summaries min, max     score of a page: sum over columns of max(q min, q max)
-    MoBA (Lu et al., 2025)               summary mean           score of a page: sum over columns of q mean
+Quest (Tang et al., 2024)            summaries min, max     score of a page: sum over columns of max(q min, q max)
+MoBA (Lu et al., 2025)               summary mean           score of a page: sum over columns of q mean
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from compiled_kernels.scalar_code.program import Kind, Program
 from compiled_kernels.scalar_code.trace import traced_text
 
-# Of the keys of a page [..., offset, dim]: one number a column.
+# Summaries of a page's keys [..., offset, dim]: one number for each column.
 SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
     "min": lambda keys: keys.amin(-2),
     "max": lambda keys: keys.amax(-2),
@@ -26,18 +26,19 @@ SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class PageSelection:
-    """The pages that a query reads: its own, the first `first`, and of the others the `keep` with the highest scores.
+    """The rule for the pages that a query reads: its own page, the first `first` pages, and the `keep` pages with the
+    highest scores among the rest.
 
-    The first pages are not ranked. Only pages that lie whole before the query's own are scored, so that the choice is a
-    matter of the text alone. All query heads of a key/value head read the same pages: a page's score for them is the
-    highest of theirs. Of equal scores the earlier page is kept.
+    The first pages are not ranked. Only full pages before the query's own are scored, so that the selection depends
+    only on the text. All query heads of a key/value head read the same pages: a page's score is the highest score of
+    these heads. Of equal scores the earlier page is kept.
 
     Attributes:
         page_size: tokens of a page.
         keep: pages kept by score.
-        summaries: what is stored of each page's keys, by name (see `SUMMARIES`).
-        term: the program (see `scalar_code`) that gives of a query's column and the page's summaries of that
-            column a term of the page's score; the score is its sum over columns.
+        summaries: names of the stored summaries of each page's keys (see `SUMMARIES`).
+        term: the program (see `scalar_code`) that computes one term of a page's score from a query's column and the
+            page's summaries of that column; the score is the sum over columns.
         first: first pages that are always read.
     """
 
@@ -51,8 +52,8 @@ class PageSelection:
 def page_selection(
     term: Callable[..., Any], summaries: Sequence[str], page_size: int, keep: int, first: int = 0
 ) -> PageSelection:
-    """Return the choice by a function `term(query, *summaries)` of numbers, traced. Raises Untraceable, with the line
-    of the file, for what has no scalar form."""
+    """Trace a function `term(query, *summaries)` of numbers, and return the selection rule that scores pages by it.
+    Raises Untraceable, with the line in the file, for operations without a scalar form."""
     names = ("query", *summaries)
     inputs: tuple[tuple[str, Kind], ...] = tuple((name, "float") for name in names)
     return PageSelection(page_size, keep, tuple(summaries), Program.parse(traced_text(term, inputs, "float")), first)
@@ -75,12 +76,13 @@ def page_scores(q: Tensor, summaries: Sequence[Tensor], term: Program) -> Tensor
 
 
 def choose(scores: Tensor, own: Tensor, selection: PageSelection) -> Tensor:
-    """Return which pages are read, as booleans of the scores' shape.
+    """Return a boolean for each score [token, group, page]: whether the page is read.
 
     Args:
-        scores: [token, group, page]; of the query's own page and later ones they may be anything.
+        scores: the pages' scores [token, group, page]; the scores of the query's own page and of later pages are
+            ignored.
         own: the number of each query's own page [token].
-        selection: the choice.
+        selection: the selection rule.
     """
     page, own = torch.arange(scores.shape[-1], device=scores.device), own[:, None, None]
     first, before = page < selection.first, page < own

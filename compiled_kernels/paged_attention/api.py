@@ -1,4 +1,4 @@
-"""Attention of packed spans over keys and values that lie in pages."""
+"""Compute attention of packed spans over keys and values in pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from compiled_kernels.masks import CAUSAL, Causal, Mask, Score, SlidingWindow
 from compiled_kernels.operators import Operator, define_operator
 from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
 
-# Behind an operator's own tensors; graphs hold flat tensors and numbers only.
+# Arguments after an operator's own tensors; graphs can hold only flat tensors and numbers.
 SCHEMA = (
     "Tensor span_starts, Tensor context_lengths, bool decode_only,"
     " float scale, float softcap, Tensor? sink_logits, int window, int sinks, str mask, str score,"
@@ -32,9 +32,9 @@ SCHEMA = (
 
 
 class PagedKV(NamedTuple):
-    """Keys and values in pages. Position p of sequence s lies in page `page_table[s, p // offset]`; page 0 is null.
-    Where only some pages are listed, column c of the table is page `places[s, c]` of the sequence. `chosen` are the
-    columns that each query reads, where not all (see `page_selection`); its own page is always among them."""
+    """Keys and values in pages. Position p of sequence s lies in page `page_table[s, p // offset]`; page 0 is null. If
+    the table lists only some pages, its column c is page `places[s, c]` of the sequence. `chosen` marks the columns
+    that each query reads, its own page always included (see `page_selection`); None: all columns."""
 
     keys: Float[Tensor, "page group offset dim"]
     values: Float[Tensor, "page group offset dim"]
@@ -56,7 +56,7 @@ class PagedKV(NamedTuple):
         return (self.page_table,)
 
     def first(self, seqs: int) -> PagedKV:
-        """Return the same pages for the first sequences only, of which each has one query."""
+        """Return the same pages for the first `seqs` sequences only, each with one query."""
         chosen = None if self.chosen is None else self.chosen[:seqs]
         return self._replace(page_table=self.page_table[:seqs], chosen=chosen)
 
@@ -94,7 +94,7 @@ class PagedKV(NamedTuple):
 
     def with_pages(self, pages: Tensor, places: Tensor) -> PagedKV:
         chosen = None
-        if self.chosen is not None:  # a place beyond the table fills a row up
+        if self.chosen is not None:  # an entry beyond the table only pads the row
             held = self.chosen.shape[2]
             chosen = self.chosen.gather(2, places.clamp(max=held - 1)[:, None].expand(-1, self.chosen.shape[1], -1))
             chosen = chosen & (places < held)[:, None]
@@ -102,17 +102,19 @@ class PagedKV(NamedTuple):
 
 
 def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
-    """Return the first `context` positions of one sequence, in order: [context, kv_head, dim]; zeros for
-    freed pages."""
+    """Return the keys or values at the first `context` positions of one sequence, in order [context, kv_head, dim];
+    positions in freed pages are zero."""
     size = pages.shape[2]
     held = table[: -(-context // size)].long()
     used = pages[held]
-    used[held == 0] = 0  # a weight of 0 does not help against NaN
+    used[held == 0] = 0  # a weight of 0 would not remove a NaN
     return rearrange(used, "page group offset dim -> (page offset) group dim")[:context]
 
 
 def flatten(spans: Spans, parameters: AttentionParameters, operator: str, backend: str) -> tuple[Any, ...]:
-    """Return both as `SCHEMA` lists them. Raises BackendError for masks and score functions that cannot be traced."""
+    """Return spans and parameters as the flat list of tensors and numbers in `SCHEMA`. Raises BackendError for masks
+    and score functions that cannot be traced.
+    """
     rules = parameters.kernel_rules(operator, backend)
     return *spans[:3], parameters.scale, parameters.softcap, parameters.sink_logits, *rules
 
@@ -121,15 +123,15 @@ def unflatten(
     heads: int, starts: Tensor, lengths: Tensor, decode_only: bool, scale: float, softcap: float,
     sink_logits: Tensor | None, *flat: Any,
 ) -> tuple[Spans, AttentionParameters]:  # fmt: skip
-    """Undo `flatten`, for queries of that many heads."""
+    """Return the spans and parameters that `flatten` flattened, for queries of `heads` heads."""
     rules = AttentionRules(*flat)
     parameters = AttentionParameters(scale, rules.as_mask(heads), softcap, sink_logits, rules.as_score, rules)
     return Spans(starts, lengths, decode_only), parameters
 
 
 def define_attention(name: str, kv: type, schema: str) -> Operator:
-    """Register an operator of attention over `kv`, whose `flat` tensors and numbers `schema` lists and whose `unflat`
-    takes them back."""
+    """Register an attention operator that reads the keys and values of class `kv`. `schema` lists the tensors and
+    numbers of `kv.flat`; `kv.unflat` converts them back."""
 
     def unpack(q: Tensor, *rest: Any) -> tuple[Tensor, KVPages, Spans, AttentionParameters]:
         count = schema.count(",") + 1
@@ -152,20 +154,23 @@ def define_attention(name: str, kv: type, schema: str) -> Operator:
 def attend_on(
     operator: Operator, backend: Backend, q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters
 ) -> Tensor:
-    """Carry out attention on a backend: as traced or eager code where that can be, else as the opaque operation."""
+    """Run an attention operator on a backend: as plain torch code if a graph can express it, else as the opaque
+    operation.
+    """
     inside = torch.compiler.is_compiling()
     if spans.parents is not None:
         if backend is not Backend.EAGER or inside:
-            raise BackendError(f"{operator.name}: backend {backend}: spans that are trees are carried out by eager")
+            raise BackendError(f"{operator.name}: backend {backend}: only eager supports spans that are trees")
         return attention_reference(q, kv, spans, parameters)
-    # The pages that a user's mask shows are looked for before a graph: how many there are is no graph's business.
+    # Find the pages that a user's mask shows outside a graph, because their number depends on the data.
     whole = isinstance(parameters.mask, Causal | SlidingWindow) and kv.chosen is None
     plain = whole or inside and not parameters.rules
     if backend is Backend.INDUCTOR and spans.decode_only and plain:
         return decode_attention(q, kv, spans.context_lengths, parameters)
     if backend not in (Backend.TRITON, Backend.MLIR) and not inside:
         return (by_spans if backend is Backend.INDUCTOR else attention_reference)(q, kv, spans, parameters)
-    # Walking spans reads their lengths, which no graph can: inside one, eager and inductor are opaque too.
+    # The loop over spans reads their lengths, which a graph cannot do: inside a graph, eager and inductor are opaque
+    # too.
     return operator.implementation(backend)(q, *kv.flat, *flatten(spans, parameters, operator.name, backend))
 
 
@@ -183,28 +188,28 @@ def paged_attention(
 ) -> Float[Tensor, "token head dim"]:
     """Compute softmax(scale q kᵀ) v for each query head over the context of its key/value head, in float32.
 
-    Memory beyond a sequence's length is never read into a result. A row that sees no key gives zeros, as does one of
-    no sequence: spans begin with row 0 and leave none out, so such rows come after the last span.
+    Memory beyond a sequence's length never affects a result. A row that sees no key gives zeros, as does a row of no
+    sequence: spans begin with row 0 and have no gaps, so such rows come after the last span.
 
     Args:
         q: queries of all spans, packed.
         kv: the pools of key and value pages, and the page numbers of each sequence.
-        spans: the rows of each sequence, and how many positions it has.
-        parameters: scale, mask and what else changes the scores.
+        spans: the rows of each sequence, and the number of its positions.
+        parameters: scale, mask and other changes of the scores.
         backend: the backend.
 
     Returns:
         Weighted sums of values in the type of `q`.
 
     Raises:
-        BackendError: for what the backend cannot express: triton and mlir trace masks and score functions to scalar
-            code (see `scalar_code`).
+        BackendError: for masks or scores that the backend does not support: triton and mlir trace them to scalar code
+            (see `scalar_code`).
     """
     return attend_on(PAGED_ATTENTION, backend, q, kv, spans, parameters)
 
 
 def unsupported_reason(backend: Backend, mask: Mask, score: Score | None) -> str | None:
-    """Return why a backend cannot carry out this mask and score function; None where it can."""
+    """Return why a backend does not support this mask and score function; None if it does."""
     if backend in (Backend.EAGER, Backend.INDUCTOR):
         return None
     try:

@@ -32,9 +32,9 @@ def inputs(
     selected: float = 1.0,
     beyond: int = 0,
 ) -> tuple:
-    """Draw spans over pages in random order. Everything that belongs to no context is NaN: the null page, which
-    replaces pages that a window has left behind, and `beyond` rows of q after the last span. With `selected` below 1
-    each query reads that share of the pages for each key/value head, and its own."""
+    """Draw spans over pages in random order. All memory outside of contexts is NaN: the null page, which replaces pages
+    that a window has left behind, and `beyond` rows of q after the last span. If `selected` is below 1, each query
+    reads that fraction of the pages for each key/value head, and its own page."""
     held, heads = [-(-context // size) for context in contexts], num_kv_heads * queries_per_kv
     table, step = page_table(generator, held), spans_of(contexts, spans)
     keys, values = (torch.full((sum(held) + 1, num_kv_heads, size, dim), torch.nan, dtype=dtype) for _ in range(2))
@@ -61,7 +61,7 @@ def inputs(
 
 
 def page_table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
-    """Draw the pages of sequences that hold so many each, in random order."""
+    """Draw a table of page numbers in random order; sequence s has `held[s]` pages."""
     order = (torch.randperm(sum(held), generator=generator) + 1).int().split(list(held))
     table = torch.zeros(len(held), max(2, *held, 2), dtype=torch.int32)
     for row, pages in zip(table, order, strict=True):
@@ -76,7 +76,7 @@ def spans_of(contexts: Sequence[int], spans: Sequence[int]) -> Spans:
 
 @dataclass(frozen=True)
 class Sigmoid:
-    """Weights of their own, which no softmax divides: sigmoid(score - 1)."""
+    """A score function that computes weights itself, without a softmax: sigmoid(score - 1)."""
 
     normalized = False
 
@@ -85,12 +85,12 @@ class Sigmoid:
 
 
 def later_for_later_heads(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-    """Show every head another part of the past: a mask by head."""
+    """Show each head another part of the earlier positions: a mask that differs by head."""
     return (query - key >= 2 * head) | (key % 4 == head % 4)
 
 
 def even(query: Tensor, key: Tensor) -> Tensor:
-    """Show every other key: a mask that no backend knows by name."""
+    """Show every other key: a mask that backends have no special code for."""
     return key % 2 == 0
 
 
@@ -114,12 +114,14 @@ def _seen(span: int, context: int, mask: Mask) -> tuple[int, int]:
 
 
 def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
-    # A score's rounding is carried through the exponential: scores of up to 8 or so, each a sum over dim.
+    # A score's rounding error is carried through the exponential: scores up to about 8, each a sum over dim.
     return 8 * math.sqrt(dim) + math.sqrt(max(contexts)) + 8
 
 
 def size(*inputs: Any) -> Tensor:
-    """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
+    """Return, for each output, the sum of the absolute values that are added, so that the error bound is fair if a sum
+    happens to cancel.
+    """
     q, kv, spans, parameters = in_float64(inputs)
     return attention_reference(q, kv._replace(values=kv.values.abs()), spans, parameters).amax(-1, keepdim=True)
 

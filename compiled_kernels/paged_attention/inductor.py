@@ -1,12 +1,12 @@
-"""Attention over pages as Inductor compiles it: decode rows as one compiled function, longer spans by torch's fused
+"""Compute attention over pages for Inductor: decode rows as one compiled function, longer spans by torch's fused
 attention.
 
-Decode rows, one query each, are written so that Inductor fuses the page lookup (and unpacking of codes) into the two
-reductions. Nothing of the context is gathered: only the scores are materialised. The number of pages stays symbolic. In
-a mixed batch each longer span is computed over its own context.
+Decode rows, one query each, are written so that Inductor fuses the page lookup (and the unpacking of codes) into the
+two reductions. No copy of the context is made: only the scores are stored in memory. The number of pages stays
+symbolic. In a mixed batch each longer span is computed over its own context.
 
-Which keys a user's mask shows is computed once a step, before the graph, and not in its loops, which would ask the mask
-for every head and column.
+A user's mask is evaluated once a step, before the graph runs. Inside the graph's loops it would be evaluated for every
+head and column.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def decode_attention(
     parameters: AttentionParameters,
     seen: tuple[Tensor, ...] | None = None,
 ) -> Tensor:
-    """Attend with q [seq, head, dim] at the last position of each context, to the keys that the mask shows; where they
-    are known, to `seen` [seq, page, offset] of each block."""
+    """Compute attention of one query per sequence, q [seq, head, dim], at the last position of each context. The
+    queries read the keys that the mask shows; `seen`, if given, is that result: a boolean [seq, page, offset] for each
+    block."""
     scale, mask, softcap, sink_logits, score, *_ = parameters
     (seqs, heads, dim), exact = q.shape, torch.promote_types(q.dtype, torch.float32)
     lengths, scored = context_lengths.view(-1, 1, 1), []
@@ -81,9 +82,9 @@ def _summed(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
 
 
 class ShownKeys(NamedTuple):
-    """Pages [seq, few] that the last position of each context sees, and their places in the table; and which keys
-    [seq, page, offset] of each block of `with_pages` it sees, None where heads differ, and for a window, which the
-    decode's own loops ask."""
+    """The pages with keys that the last position of each context sees [seq, kept page], the indices of these pages in
+    the page table, and for each block of `with_pages` whether the position sees each key [seq, page, offset]. `keys` is
+    None if heads differ, and for a window, which the loops of decode attention check themselves."""
 
     pages: Tensor
     places: Tensor
@@ -91,7 +92,7 @@ class ShownKeys(NamedTuple):
 
 
 class _Remembered(NamedTuple):
-    """The last answer of `shown_keys`. A step's layers ask alike, one after another."""
+    """The last result of `shown_keys`, because the layers of a step ask for the same result one after another."""
 
     mask: Mask
     layout: tuple[Any, ...]
@@ -99,7 +100,7 @@ class _Remembered(NamedTuple):
     answer: ShownKeys
 
     def matches(self, mask: Mask, layout: tuple[Any, ...], key_tensors: tuple[Tensor, ...]) -> bool:
-        """Return whether the same was asked: the same mask, and equal tables and lengths."""
+        """Return whether the result was computed for the same mask and for equal tables and lengths."""
         own = self.key_tensors
         alike = self.mask == mask and self.layout == layout and len(own) == len(key_tensors)
         return alike and own[0].device == key_tensors[0].device and all(map(torch.equal, own, key_tensors))
@@ -109,10 +110,9 @@ _remembered: _Remembered | None = None
 
 
 def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask, remember: bool = False) -> ShownKeys:
-    """Return which pages, of those that are chosen, have a key that `mask` shows to the last position of each context,
-    and which keys those are. A row that has fewer pages than others is filled up with the null page, in a place that no
-    context reaches. With `remember`, which promises that the mask never changes, the last answer is given again where
-    the same is asked."""
+    """Return the selected pages with a key that `mask` shows to the last position of each context, and booleans for
+    their keys. Rows with fewer pages are padded with the null page, in a place that no context reaches. With
+    `remember`, which requires that the mask never changes, the last result is returned again for equal arguments."""
     global _remembered
     key_tensors, last, differs = (lengths, *kv.tables), _remembered, kv.chosen is not None or differs_by_head(mask)
     if remember and not differs and last is not None and last.matches(mask, kv.layout, key_tensors):
@@ -120,7 +120,8 @@ def shown_keys(kv: KVPages, lengths: Tensor, mask: Mask, remember: bool = False)
     table = kv.tables[0]
     held = table.shape[1]
     window = isinstance(mask, SlidingWindow)
-    find = _pages_seen if window else compile_once(_pages_seen, dynamic=True)  # a window is a few comparisons: no graph
+    # a window is a few comparisons and needs no graph
+    find = _pages_seen if window else compile_once(_pages_seen, dynamic=True)
     seen = find(lengths, mask, held, kv.layout[0])
     seen = seen if kv.chosen is None else seen & kv.chosen.any(1)
     most = max(2, int(seen.sum(1).max()))  # two at the least: of one, torch.compile would make a special case
@@ -153,15 +154,17 @@ def _keys_seen(kv: KVPages, lengths: Tensor, mask: Mask) -> tuple[Tensor, ...]:
 
 
 def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters) -> Tensor:
-    """Attend with decodes, which come first, in one compiled function, and with each longer span for itself."""
+    """Compute attention of all decodes, which come first, in one compiled function, and of each longer span
+    separately.
+    """
     decodes, longer = spans.decodes_and_longer()
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if decodes:
-        # Copies: of a view torch would compile once more for whether it is all of its base.
+        # Copies, because torch would compile views again, depending on whether a view covers its whole base.
         first, queries, lengths = kv.first(decodes), q[:decodes].clone(), spans.context_lengths[:decodes].clone()
         seen, decode_parameters = None, parameters
         if kv.chosen is not None or not isinstance(parameters.mask, Causal):
-            # The mask of known rules is one object for all layers, and a value.
+            # A mask of known rules is one object for all layers, and a value.
             known = parameters.rules is not None
             mask = parameters.rules.as_mask(q.shape[1]) if parameters.rules else parameters.mask
             pages, places, seen = shown_keys(first, lengths, mask, remember=known)
@@ -182,12 +185,12 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
 
 
 def _fused(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
-    """Attend as `attend`, by torch's fused attention, with scores that nothing changes."""
+    """Compute `attend` by torch's fused attention, for scores without changes."""
     k, v, mask, causal = context.k, context.v, parameters.mask, isinstance(parameters.mask, Causal)
     queries = rearrange(q, "token head dim -> 1 head token dim")
     allowed = None if causal and len(q) == len(k) else context.allowed(mask)
     if allowed is not None and context.readable is not None:
-        read = allowed.any(0)[:, None, None]  # what no query reads may hold anything, and a mask adds to scores
+        read = allowed.any(0)[:, None, None]  # keys that no query reads may hold NaN, and masks are added to scores
         k, v = torch.where(read, k, 0.0), torch.where(read, v, 0.0)
     share = q.shape[1] // k.shape[1]
     k, v = (rearrange(part, "read group dim -> 1 group read dim").repeat_interleave(share, dim=1) for part in (k, v))

@@ -1,4 +1,4 @@
-"""The backend mlir of paged attention: decodes together, each longer span for itself."""
+"""Run paged attention on the backend mlir: all decodes in one call, each longer span in its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def paged_attention(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionP
 
 
 def _expect(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameters) -> None:
-    """Refuse what the kernels would read or write beyond a tensor's end; page numbers are believed."""
+    """Raise BackendError for arguments with which the kernels would access memory beyond a tensor's end; page numbers
+    are not checked.
+    """
     (tokens, heads, dim), (pages, groups, size, _), (seqs, held) = q.shape, kv.keys.shape, kv.page_table.shape
     check_argument(NAME, "q", q, (tokens, heads, dim), COMPUTE_DTYPES, contiguous=False)
     for pool, numbers in (("keys", kv.keys), ("values", kv.values)):
@@ -53,15 +55,15 @@ def attend(
     operator: str, context: Callable[..., Context], q: Tensor, kv: KVPages, pages: Sequence[Tensor], spans: Spans,
     parameters: AttentionParameters,
 ) -> Tensor:  # fmt: skip
-    """Attend with all decodes at once, and with each longer span for itself; `context` returns what the kernel of (q,
-    kv, parameters, whether they are decodes) reads."""
+    """Compute attention of all decodes in one call, and of each longer span in its own. `context(q, kv, parameters,
+    is_decode)` returns the description of the keys and values that are read."""
     q, sinks = q.contiguous(), parameters.sink_logits
     logits = [] if sinks is None else [sinks.float().contiguous()]
     out = torch.zeros_like(q)
     decodes, longer = (len(q), []) if spans.decode_only else spans.decodes_and_longer()
 
     def part(tensor: Tensor, place: slice | int) -> Tensor:
-        return tensor if spans.decode_only else tensor[place]  # a view takes microseconds
+        return tensor if spans.decode_only else tensor[place]  # creating a view takes microseconds
 
     def run(reads: Context, rows: slice, length: int, tables: list[Tensor], work: Iterable[Tensor]) -> None:
         sizes = torch.tensor([rows.stop - rows.start, length, *(table.shape[-1] for table in tables), 0][:4])
@@ -81,7 +83,8 @@ def attend(
         tables = [table[seq] for table in kv.tables[::-1]]
         positions = -(-length // BLOCK_POSITIONS) * BLOCK_POSITIONS * reads.shape.num_kv_heads * len(tables)
         elements = positions * reads.shape.head_dim // reads.shape.values_per_element
-        run(reads, rows, length, tables, torch.empty(2, elements, dtype=torch.int32))  # of 4 bytes, as float32 is
+        # 4 bytes an element, as for float32
+        run(reads, rows, length, tables, torch.empty(2, elements, dtype=torch.int32))
     return out
 
 
@@ -92,6 +95,6 @@ def _context(q: Tensor, kv: PagedKV, parameters: AttentionParameters, decodes: b
 
 @functools.lru_cache(maxsize=512)
 def compiled(context: Context, operator: str) -> Kernel:
-    """Return the kernel of what reads a context: decodes or a span."""
+    """Return the kernel that reads this context, for decodes or for a span."""
     emit = attend_spans if isinstance(context.shape, SpanAttention) else attend_rows
     return compile_entry(operator, context.shape.target.level, lambda: emit(context, operator))

@@ -1,9 +1,9 @@
-"""Attention of single queries over paged keys and values, with a running softmax page by page.
+"""Build attention of single queries over paged keys and values, with a running softmax page by page.
 
 Work is cut into items: one row, one KV head, one chunk of its pages. A row is one token at the end of its own context,
-whether it decodes or is one of a longer span. All query heads of a KV head read each key and value while it lies in the
-nearest cache. An item writes its unscaled sums, their peak and their total to `partial`; `merge` combines the chunks of
-a head (FlashDecoding, Dao et al. 2023).
+either a decode or one token of a longer span. All query heads of a KV head read each key and value while it is in the
+nearest cache. An item writes its weighted values, not yet divided, with its largest logit (peak) and its sum of weights
+(total) to `partial`; `merge` combines the chunks of a head (FlashDecoding, Dao et al. 2023).
 
     entry, or a decode step:  @item for each item | @merge for each row      (at the bar threads wait for one another)
     @item:  @pages for each run of positions, first the sinks    @pages:  @tile for each page
@@ -26,8 +26,9 @@ from compiled_kernels.paged_attention.mlir_tile import PageKind, tile, tile_argu
 
 
 def seek(shape: DecodeAttention, name: str) -> None:
-    """Make @{name}_seek(page, end, position, group[, chosen, line]): the first page of a table from `page` on that is
-    chosen and in which the query at `position` may see a key with a head of the group, or `end` where there is none."""
+    """Build the function @{name}_seek(page, end, position, group[, chosen, line]): it returns the first page of a
+    table, from `page` on, that is selected and may have a key that a head of the key/value head shows to the query at
+    `position`; `end` if there is none."""
     arguments = [*indices("page", "end", "position", "group"), *_chosen(shape)]
     with function(f"{name}_seek", arguments, results=("index",)) as given:
 
@@ -49,7 +50,7 @@ def seek(shape: DecodeAttention, name: str) -> None:
 
 
 def _chosen(shape: DecodeAttention) -> list[Named]:
-    """Return the last arguments where pages are chosen: which of them are read, from a place on."""
+    """Return the last arguments if pages are selected: the selected pages, and the begin of the row's entries."""
     return [Named("chosen", shape.types["chosen"]), *indices("chosen_line")] * shape.selected
 
 
@@ -60,9 +61,9 @@ def _walk_arguments(pages: PageKind) -> list[Named]:
 
 
 def walk(pages: PageKind, name: str) -> None:
-    """Make @{name}_{kind}_pages (see `_walk_arguments`): the tile of every page from begin to end that is chosen, and
-    in which the query at `position` may see a key, cut to the positions from first to last. Page numbers stand in the
-    `table` from `line` on."""
+    """Build the function @{name}_{kind}_pages (see `_walk_arguments`): it processes every page from begin to end that
+    is selected and may have a key visible to the query at `position`, limited to the positions from first to last. The
+    page numbers are in `table`, beginning at `line`."""
     shape = pages.shape
     with function(f"{name}_{pages.kind}_pages", _walk_arguments(pages)) as given:
         end, zero = given["end"], index(0)
@@ -117,8 +118,9 @@ def item_arguments(context: Context) -> list[Named]:
 
 
 def item(context: Context, name: str) -> None:
-    """Make @{name}_item (see `item_arguments`): the chunk's part of the row's context of so many positions, for all
-    query heads of the group, into `partial`; each table's page numbers stand from its line on."""
+    """Build the function @{name}_item (see `item_arguments`): it computes one chunk of attention over the row's
+    context, for all query heads of one key/value head, and writes the result to `partial`. Each table's page numbers
+    begin at its `line`."""
     shape = context.shape
     with function(f"{name}_item", item_arguments(context)) as given:
         partial, row, chunk, length = (given[each] for each in ("partial", "row", "chunk", "length"))
@@ -136,8 +138,9 @@ def _results(shape: DecodeAttention) -> list[Named]:
 
 
 def merge(shape: DecodeAttention, name: str) -> None:
-    """Make @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
-    every head's chunks, each times its share, rounded; a row without a context is zero."""
+    """Build the function @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from
+    begin to end it combines every head's chunks, each weighted by its share of the sum of weights, and rounds. A row
+    without a context is zero."""
     arguments = [*_results(shape), *indices("begin", "end")]
     with (
         function(f"{name}_merge", arguments) as given,
@@ -150,8 +153,8 @@ def merge(shape: DecodeAttention, name: str) -> None:
 
 
 def attention(context: Context, name: str) -> None:
-    """Make @{name}_item (see `item_arguments`) and @{name}_merge(partial[, sink logits], mixed, begin, end), with what
-    they call."""
+    """Build the functions @{name}_item (see `item_arguments`) and @{name}_merge(partial[, sink logits], mixed, begin,
+    end), and the functions that they call."""
     if context.shape.skips_pages:
         seek(context.shape, name)
     for pages in context.kinds:
@@ -162,9 +165,9 @@ def attention(context: Context, name: str) -> None:
 
 
 def attend_rows(context: Context, operator: str) -> None:
-    """Make @{operator}(q [row, head, dim], pages and their tables (see `Context.memories`), length of each row, (rows,
-    0, pages of a line of each table)[, chosen pages [row, kv_head, page]], partial[, sink logits], mixed [row,
-    head * dim]), run by all threads at once, with what it calls."""
+    """Build the function @{operator}(q [row, head, dim], pages and their tables (see `Context.memories`), length of
+    each row, (rows, 0, pages of a line of each table)[, selected pages [row, kv_head, page]], partial[, sink logits],
+    mixed [row, head * dim]), which all threads run at once, and the functions that it calls."""
     shape, kinds = context.shape, context.kinds
     t, each_group, groups = shape.types, shape.queries_per_kv, shape.num_kv_heads
     places = [Named("lengths", t["lengths"]), Named("sizes", SIZES)]

@@ -1,4 +1,4 @@
-"""Say what a query reads: kinds of pages, and runs of positions in them."""
+"""Describe the keys and values that a query reads: kinds of pages, and runs of positions in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiled_kernels.paged_attention.mlir_tile import PageKind, multiply_add, p
 
 
 class ReadDensePages(PageKind):
-    """Keys and values as they were computed: pools [page, group, offset, dim] `k` and `v`."""
+    """Pages of keys and values that are not quantized: pools `k` and `v` [page, group, offset, dim]."""
 
     kind = "dense"
 
@@ -57,7 +57,7 @@ class ReadDensePages(PageKind):
             return found
 
         if pairs and shape.page_size % 16 == 0:  # sums across lanes of 16 keys are taken together
-            with loop(begin // 16 * 16, end, 16) as run:  # may reach beyond the offsets in use: such scores are ignored
+            with loop(begin // 16 * 16, end, 16) as run:  # may reach beyond the used offsets; those scores are ignored
                 keys = [run.index + i for i in range(16)]
                 for key in keys:
                     self._prefetch("k", key)
@@ -78,8 +78,8 @@ class ReadDensePages(PageKind):
         return self.given[memory].load(lanes, self.given["page"], self.given["group"], offset, column)
 
     def _prefetch(self, memory: str, offset: Value) -> None:
-        """Ask for what the next page holds at `offset`, a cache line at a time: pages lie anywhere, and between two of
-        them the processor would have nothing under way."""
+        """Prefetch the next page's contents at `offset`, one cache line at a time: pages are not contiguous, so the
+        processor would have no load in progress between two pages."""
         for at in range(0, self.shape.head_dim, 16 if self.shape.dtype == "f32" else 32):
             self.given[memory].prefetch(self.given["next"], self.given["group"], offset, at)
 
@@ -105,7 +105,9 @@ class ReadDensePages(PageKind):
         return products((begin, end, 1), sums, singles)
 
     def _woven(self, offset: Value, columns: Sequence[int]) -> list[Value]:
-        """Return the values of two keys as pairs, 16 columns a vector; two such come from one load of each key."""
+        """Return the values of two keys as pairs, 16 columns in a vector; two such vectors come from one load of each
+        key.
+        """
         keys, values = (offset, offset + 1), []
         for key in keys:
             self._prefetch("v", key)
@@ -117,8 +119,8 @@ class ReadDensePages(PageKind):
 
 
 class PositionRun(NamedTuple):
-    """Positions from `first` to `last` that a query reads from pages of one kind. Where contexts are split into chunks,
-    each chunk reads its part of them, or one chunk all."""
+    """The positions from `first` to `last`, which a query reads from pages of one kind. If contexts are split into
+    chunks, either each chunk reads its part of the positions, or the first or last chunk reads all of them."""
 
     pages: PageKind
     chunk: Literal["each", "first", "last"]
@@ -128,24 +130,24 @@ class PositionRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Say what a query reads: all positions of its window, and the sinks, from dense pages."""
+    """The positions that a query reads: those of its window and the sinks, all from dense pages."""
 
     shape: Any
 
     @property
     def kinds(self) -> tuple[PageKind, ...]:
-        """Return the kinds of pages, each with a page table of its own."""
+        """Return the kinds of pages, each with its own page table."""
         return (ReadDensePages(self.shape),)
 
     @property
     def memories(self) -> list[Named]:
-        """Return the memories of all pages, then their tables, row after row."""
+        """Return the arguments for all pages, then for their tables, which are stored row after row."""
         tables = [Named(f"{kind.kind}_table", self.shape.flat_type) for kind in self.kinds]
         return [*(each for kind in self.kinds for each in kind.memories), *tables]
 
     def runs(self, length: Value) -> list[PositionRun]:
-        """Return the runs of positions that the last of `length` positions reads. No end of a run moves back as the
-        length grows."""
+        """Return the runs of positions that the query at the end of `length` positions reads. The ends of runs never
+        decrease as the length grows."""
         seen, sinks = first_seen(self.shape, length), self.shape.num_sink_tokens
         front = [PositionRun(self.kinds[0], "first", index(0), seen.minimum(sinks))] if sinks else []
         return front + self._runs_between(seen, length)
@@ -155,8 +157,9 @@ class Context:
         return [PositionRun(dense, "each", seen, length)]
 
     def read(self, pages: PageKind, lengths: tuple[Value, Value], position: Value, count: int = 1) -> Value:
-        """Return whether some query reads one of `count` positions from `position` (a number or a vector) on from
-        these pages: queries at the end of as many positions as `lengths`, the least and the most, say."""
+        """Return whether any query reads, from these pages, one of `count` positions from `position` (a number or a
+        vector) on. The queries are at the ends of contexts whose lengths lie between the two `lengths`, smallest and
+        largest."""
         found = []
         for least, most in zip(*(self.runs(each) for each in lengths), strict=True):
             if least.pages.kind == pages.kind:

@@ -1,5 +1,5 @@
-"""Define what attention means, for every walk: where a window begins, logits, the running softmax, and what is left of
-the sums at last. Which pages a query reads is a context's (mlir_pages.py)."""
+"""Define the arithmetic of attention for all kernels: the begin of a window, logits, the running softmax, and its final
+division. The pages that a query reads are defined by its context (mlir_pages.py)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Place = tuple[Value | int, ...]
 
 
 class Query(NamedTuple):
-    """A query at work.
+    """A query while its attention is computed.
 
     Attributes:
         position: its position.
-        head: the number of its head among all.
-        slot: its number among those that are at work together.
-        place: where its numbers lie in the memory of queries.
-        found: the memory of what it has found so far, and the place there: weighted values, one a column, then the
+        head: the number of its head among all heads.
+        slot: its number among the queries processed together.
+        place: the indices of its vector in the memory of queries.
+        found: the memory of its running state, and the indices there: weighted values, one for each column, then the
             highest logit, then the sum of weights.
     """
 
@@ -39,7 +39,7 @@ class Query(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """A vector of keys for one query: their scores, their positions, and which are in reach."""
+    """A vector of keys for one query: their scores, their positions, and whether each key is visible."""
 
     scores: Value
     positions: Value
@@ -47,13 +47,13 @@ class Keys(NamedTuple):
 
 
 def first_seen(shape: HeadShape, length: Value) -> Value:
-    """Return the first position in the window of the last of `length` positions."""
+    """Return the first position in the window of the query that is the last of `length` positions."""
     return length - length.minimum(shape.sliding_window) if shape.sliding_window else index(0)
 
 
 def logits(shape: PagedHeads, query: Query, keys: Keys) -> tuple[Value, Value]:
-    """Return which keys are visible: in reach, shown by the mask, and not hidden by the score function; and the logits,
-    minus infinity where a key is not visible."""
+    """Return two vectors for a query's keys: whether each key is visible, and its logit, minus infinity if it is not. A
+    key is visible if the query reads it, the mask shows it and the score function does not hide it."""
     inputs = {"query": query.position, "key": keys.positions, "head": query.head}
     score, visible = keys.scores * shape.scale, keys.visible
     none = score.like(-math.inf)
@@ -68,8 +68,9 @@ def logits(shape: PagedHeads, query: Query, keys: Keys) -> tuple[Value, Value]:
 
 
 def weigh(shape: PagedHeads, query: Query, keys: Sequence[Keys]) -> tuple[list[Value], Value]:
-    """Return the weights of vectors of keys, exp(logit - peak), and the factor of earlier sums, exp(earlier peak -
-    peak): it is 1 where the peak has not moved; that of a query that has seen nothing yet is minus infinity still."""
+    """Update a query's running softmax by vectors of keys. Return the keys' weights, exp(logit - peak), where the peak
+    is the highest logit so far, and the factor exp(earlier peak - peak) of the earlier sums. The factor is 1 if the
+    peak did not change; before the first visible key the peak is minus infinity."""
     found = [logits(shape, query, each) for each in keys]
     memory, place = query.found
     peak_place, total_place = ((*place, at) for at in (shape.head_dim, shape.head_dim + 1))
@@ -85,7 +86,7 @@ def weigh(shape: PagedHeads, query: Query, keys: Sequence[Keys]) -> tuple[list[V
 
 
 def clear(shape: HeadShape, memory: Value, place: Place) -> None:
-    """Make what a query has found nothing."""
+    """Reset the running state of a query to that before any key."""
     with loop(0, shape.head_dim + 2) as at:
         memory[*place, at.index] = constant(0.0, "f32")
     memory[*place, shape.head_dim] = constant(-math.inf, "f32")
@@ -94,8 +95,8 @@ def clear(shape: HeadShape, memory: Value, place: Place) -> None:
 def finish(
     shape: PagedHeads, memory: Value, places: Sequence[Place], sink: Value | None, out: Value, place: Place
 ) -> None:
-    """Make out[place] the result of a query that has found this in parts, from the last index on: each part times its
-    share, rounded; zeros for one that has seen nothing."""
+    """Emit out[place] = the result of a query from its partial states, along the last index: each part is weighted by
+    its share of the sum of weights, and the sum rounded. A query that has seen no key gives zeros."""
     dim, lanes = shape.head_dim, shape.columns
     peaks, totals = ([memory[*each, at] for each in places] for at in (dim, dim + 1))
     parts = [each.broadcast(lanes) for each in _shares(shape, peaks, totals, sink)]
@@ -107,13 +108,13 @@ def finish(
 
 
 def _shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], sink: Value | None) -> list[Value]:
-    """Return the factors of the sums of one query, found in parts with these peaks and totals, in its result: weights
-    of all parts have one peak then, and are divided by their sum, which the sink logit joins; 0 for a query that has
-    seen nothing."""
+    """Return the factors that combine one query's partial sums, with these peaks and totals: weights are rescaled to a
+    common peak and divided by their sum, which includes the sink logit; 0 for a query that has seen no key."""
     if not shape.normalized:
         return [exp(peak) for peak in peaks]
     ends = [*peaks, sink] if sink else peaks
-    highest = functools.reduce(Value.maximum, ends, constant(-3.0e38, "f32"))  # a peak of nothing is no number
+    # replaces the peak of no keys, minus infinity, which would give NaN
+    highest = functools.reduce(Value.maximum, ends, constant(-3.0e38, "f32"))
     factors = [exp(each - highest) for each in ends]
     whole = constant(0.0, "f32")
     for each, factor in zip(totals, factors, strict=False):
@@ -124,8 +125,8 @@ def _shares(shape: HeadShape, peaks: Sequence[Value], totals: Sequence[Value], s
 
 
 def may_see(shape: HeadShape, queries: tuple[Value, Value], keys: tuple[Value, Value], group: Value) -> Value:
-    """Return whether any query of an interval (first, last) may see any key of another, as the mask has it for the
-    heads of a group."""
+    """Return whether the mask may show any key of an interval (first, last) to any query of another, in the heads of
+    one key/value head."""
     low = group * shape.queries_per_kv
     ends = {"query": queries, "key": keys, "head": (low, low + shape.queries_per_kv - 1)}
     inputs = {f"{name}_{end}": pair[at] for name, pair in ends.items() for at, end in enumerate(("low", "high"))}

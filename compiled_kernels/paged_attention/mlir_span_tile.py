@@ -1,5 +1,5 @@
-"""Blocks of a span's context as an operand of attention: a few queries at a time over keys and values in the new layout
-(see mlir_spans.py), in which a vector is as many keys, or columns of values."""
+"""Read the repacked blocks of a span's context (see mlir_spans.py) in attention, for a few queries at a time. A vector
+holds as many keys, or columns of values, as it has elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from compiled_kernels.paged_attention.mlir_tile import PageKind, ReadPages, atte
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(ReadPages):
-    """The block `at` of `keys` and `values`, whose first position is `start`, packed from pages of one kind."""
+    """The block with index `at` of the repacked `keys` and `values` from one kind of pages; its first position is
+    `start`.
+    """
 
     shape: SpanAttention
     context: Context
@@ -49,13 +51,13 @@ class Blocks(ReadPages):
         return Keys(scores, positions, visible & self._chosen(query, first) if self.shape.selected else visible)
 
     def _chosen(self, query: Query, first: Value) -> Value:
-        """Return which of the positions from `first` on lie in pages that the query reads."""
+        """Return which positions from `first` on are in pages selected by the query."""
         shape, given = self.shape, self.given
         token = query.position - given["before"]
         line = (token * shape.num_kv_heads + given["group"]) * given["held"]
 
         def read(position: Value) -> Value:
-            page = (position // shape.page_size).minimum(given["held"] - 1)  # there is none beyond the context
+            page = (position // shape.page_size).minimum(given["held"] - 1)  # no page beyond the context
             return given["chosen"][line + page].compared("ne", 0)
 
         if shape.page_size % shape.lanes == 0:  # they lie in one page
@@ -93,9 +95,9 @@ def rows_arguments(shape: SpanAttention) -> list[Named]:
 
 
 def rows(context: Context, pages: PageKind) -> None:
-    """Make @{kind}_rows (see `rows_arguments`): the next few queries, from `slot` on, of the tile that begins with
-    `token` and has `queries`, over one block of the pages. `before` is how many positions the span itself comes after.
-    Slots beyond the tile's last query repeat that query."""
+    """Build the function @{kind}_rows (see `rows_arguments`): it processes the next few queries of a tile, from `slot`
+    on, over one block of the pages. The tile begins with `token` and has `queries` queries. `before` is the number of
+    positions before the span. Slots beyond the tile's last query repeat that query."""
     shape, share = context.shape, context.shape.queries_per_kv
     with function(f"{pages.kind}_rows", rows_arguments(shape)) as given:
         queries = []

@@ -1,9 +1,9 @@
-"""Attention of a span of many tokens over its paged context.
+"""Build attention of a span of many tokens over its paged context.
 
-First keys and values are laid out anew, in blocks of consecutive positions. So one vector holds many keys (or many
-columns of values), and one number of a query (or one weight) is spread over it: products need no sums across lanes.
-Then tiles of queries walk the blocks they may see with a running softmax (FlashAttention, Dao et al. 2022). Where the
-processor multiplies pairs of bfloat16, a vector's element is a pair: two columns of a key, two keys' values.
+First, keys and values are repacked in blocks of consecutive positions. So one vector holds many keys (or many columns
+of values), and is multiplied by one number of a query (or by one weight): products need no sums across lanes. Then
+tiles of queries process the blocks that they may see, with a running softmax (FlashAttention, Dao et al. 2022). If the
+processor multiplies pairs of bfloat16, a vector's element is a pair: two columns of a key, or the values of two keys.
 
     @{operator}:  @{kind}_pack for each block of each KV head | for each tile:  @{kind}_rows for each block
 """
@@ -33,9 +33,9 @@ def _pack_arguments(shape: SpanAttention, pages: PageKind) -> list[Named]:
 
 
 def pack(context: Context, pages: PageKind) -> None:
-    """Make @{kind}_pack (see `_pack_arguments`): the keys [at, dim, key] and values [at, key, dim] of a group's block
-    of positions from `start` on, from these pages. Where no query of the span reads a position, its values are zeros
-    and its keys anything."""
+    """Build the function @{kind}_pack (see `_pack_arguments`): it repacks one block of a key/value head from these
+    pages, the positions from `start` on, into keys [at, dim, key] and values [at, key, dim]. For a position that no
+    query of the span reads, values are zero and keys arbitrary."""
     shape, together = context.shape, pages.positions_together
     with function(f"{pages.kind}_pack", _pack_arguments(shape, pages)) as given:
         height, lanes = BLOCK_POSITIONS // shape.values_per_element, shape.columns
@@ -51,9 +51,9 @@ def pack(context: Context, pages: PageKind) -> None:
 
 
 def attend_spans(context: Context, operator: str) -> None:
-    """Make @{operator}(q [token, head, dim], pages and their tables (see `Context.memories`), (tokens, positions,
-    held)[, chosen], keys and values in the new layout[, sink logits], out), run by all threads at once, with what it
-    calls."""
+    """Build the function @{operator}(q [token, head, dim], pages and their tables (see `Context.memories`), (tokens,
+    positions, held)[, chosen], repacked keys and values[, sink logits], out), which all threads run at once, and the
+    functions that it calls."""
     for pages in context.kinds:
         pack(context, pages)
         rows(context, pages)
@@ -61,7 +61,7 @@ def attend_spans(context: Context, operator: str) -> None:
 
 
 def _entry(context: Context, operator: str) -> None:
-    """Make @{operator}: packs blocks of groups in turn with the other threads, then tiles of groups."""
+    """Build @{operator}: threads pack blocks of groups in turn, then process tiles of groups."""
     shape = context.shape
     groups, tile, share = shape.num_kv_heads, shape.tile_tokens, shape.queries_per_kv
     last = *["chosen"] * shape.selected, "keys", "values", *["sinks"] * shape.sink_logits
@@ -72,7 +72,7 @@ def _entry(context: Context, operator: str) -> None:
         given |= {"context": length, "held": held, "before": before}
 
         def placed(kind: int, group: Value, block: Value) -> dict[str, Value]:
-            """Return where a group's block lies whose positions come from pages of a kind."""
+            """Return the place of a group's block with positions from pages of a kind."""
             return {"group": group, "at": (group + groups * kind) * blocks + block, "start": block * BLOCK_POSITIONS}
 
         with loop(given["thread"], blocks * groups, given["threads"]) as item:
@@ -115,7 +115,7 @@ def _seen(context: Context, pages: PageKind, given: dict[str, Value], queries: t
 
 
 def _chosen_by_any(shape: SpanAttention, given: dict[str, Value], count: Value) -> Value:
-    """Return whether one of the tile's `count` tokens has chosen a page of a block."""
+    """Return whether any of the tile's `count` tokens has selected a page of a block."""
     start, end = given["start"], (given["start"] + BLOCK_POSITIONS).minimum(given["context"])
     pages = start // shape.page_size, end.divided_up(shape.page_size)
     with loop(0, count, carried=[constant(0, "i1")]) as token:

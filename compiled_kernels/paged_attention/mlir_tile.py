@@ -1,4 +1,4 @@
-"""One tile of attention: a few queries over the visible keys of one page, or of one block of positions.
+"""Build one tile of attention: a few queries over the visible keys of one page, or of one block of positions.
 
 scores of the keys  ->  weights (running softmax)  ->  sums * factor + weights * values
 """
@@ -23,26 +23,26 @@ Steps = Callable[[Value], Iterable[tuple[Sequence[Value], Sequence[Value]]]]  # 
 
 @dataclass(frozen=True)
 class ReadPages(ABC):
-    """Keys and values as a tile of queries reads them; `given` are the values at hand in the function, by name."""
+    """The keys and values that a tile of queries reads; `given` are the function's arguments by name."""
 
     shape: Any
     given: Mapping[str, Value] = field(default_factory=dict)
 
     @abstractmethod
     def keys(self, queries: Sequence[Query]) -> Iterator[list[Keys]]:
-        """Score the keys for all queries, then give each query's vectors of them."""
+        """Compute the scores of the keys for all queries, then yield each query's vectors of keys."""
 
     @property
     def weight_memories(self) -> tuple[str, ...]:
-        """Return the memories of the weights that values are multiplied with."""
+        """Return the names of the memories with the weights that multiply the values."""
         return ("weights",)
 
     def added(self, queries: Sequence[Query], columns: Sequence[int], sums: list[Value]) -> list[Value]:
-        """Return sums, for each query a vector from each of the columns on, and the values times the weights."""
+        """Return `sums` plus the weighted values. There is one sum, a vector, for each query and each of `columns`."""
         raise NotImplementedError
 
     def add_values(self, queries: Sequence[Query], factors: Sequence[Value]) -> None:
-        """Make sums = sums * factor + weights * values: as many columns at once as there are registers for."""
+        """Emit sums = sums * factor + weights * values; columns are processed as many at once as fit into registers."""
         lanes = self.shape.columns
         columns = range(0, self.shape.head_dim, lanes)
         most = max(1, self.shape.target.accumulators // len(queries))
@@ -58,7 +58,7 @@ class ReadPages(ABC):
 
 
 def attend(pages: ReadPages, queries: Sequence[Query]) -> None:
-    """Move on what the queries have found by all keys of a page that they see."""
+    """Update the running states of queries with the keys of a page that they see."""
     factors = []
     for query, keys in zip(queries, pages.keys(queries), strict=True):
         weights, factor = weigh(pages.shape, query, keys)
@@ -69,7 +69,7 @@ def attend(pages: ReadPages, queries: Sequence[Query]) -> None:
 
 
 def multiply_add(sums: Value, a: Value, b: Value) -> Value:
-    """Return sums + a * b: of float32, or of pairs of bfloat16."""
+    """Return sums + a * b in float32; for bfloat16, the products of pairs are added."""
     return dot_pairs(sums, a, b) if a.element == "bf16" else fma(a, b, sums)
 
 
@@ -77,7 +77,9 @@ def products(
     over: tuple[Value | int, Value | int, int], sums: Sequence[Value], steps: Steps,
     add: Callable[[Value, Value, Value], Value] = multiply_add,
 ) -> list[Value]:  # fmt: skip
-    """Return sums and, of each index (begin, end, step), the products of each factor with each vector."""
+    """Return `sums` plus the products of each factor and each vector that `steps` yields, for each index of the range
+    `over` (begin, end, step).
+    """
     with loop(*over, sums) as turn:
         moved = turn.carried
         for vectors, factors in steps(turn.index):
@@ -88,15 +90,15 @@ def products(
 
 
 class PageKind(ReadPages):
-    """Pages of one kind: what decodes read of them, for the query heads of one key/value head together, and what a span
-    packs of them."""
+    """One kind of pages: how decodes read it, for all query heads of a key/value head together, and how a span repacks
+    it."""
 
-    kind: ClassVar[str]  # in names of functions
+    kind: ClassVar[str]  # part of function names
 
     @property
     @abstractmethod
     def memories(self) -> list[Named]:
-        """Return the memories that keys and values lie in."""
+        """Return the arguments for the memories of keys and values."""
 
     @property
     def weight_memories(self) -> tuple[str, ...]:
@@ -104,20 +106,22 @@ class PageKind(ReadPages):
 
     @property
     def positions_together(self) -> int:
-        """Return how many positions of a page `pack` packs: where one of them was written, all were."""
+        """Return the number of positions that one `pack` repacks: if one of these positions was written, all were."""
         return 1
 
     @abstractmethod
     def pack(self, key: Value) -> None:
-        """Pack keys and values from `offset` of `page` on into block `at`, the first as number `key` of its positions:
-        into `keys` [at, dim, key] and `values` [at, key, dim]."""
+        """Repack keys and values from `offset` of `page` on into block `at`: into `keys` [at, dim, key] and `values`
+        [at, key, dim], from index `key` of the block's positions on."""
 
     @abstractmethod
     def score(self, queries: Sequence[Query]) -> None:
-        """Make scores[slot, offset] = q · k, at least for offsets from `from` to `to`."""
+        """Emit scores[slot, offset] = q · k for the offsets between `from` and `to`; other offsets may be computed
+        too.
+        """
 
     def bound(self, given: dict[str, Value]) -> Self:
-        """Return these pages inside a tile's function."""
+        """Return these pages with the arguments `given` of a tile's function."""
         return replace(self, given=given)
 
     def keys(self, queries: Sequence[Query]) -> Iterator[list[Keys]]:
@@ -134,8 +138,8 @@ class PageKind(ReadPages):
 
 
 def work(shape: DecodeAttention) -> list[Named]:
-    """Return the arguments that an item's functions share: the queries of the group, where their sums go, and room for
-    scores and weights."""
+    """Return the arguments that all functions of an item have: the queries of the key/value head, their sums, and
+    buffers for scores and weights."""
     memories = [Named(name, shape.types[name]) for name in ("partial", "scores", "weights")]
     return [Named("q", shape.types["queries"]), *memories, *indices("row", "group", "chunk", "position")]
 
@@ -146,9 +150,9 @@ def tile_arguments(pages: PageKind) -> list[Named]:
 
 
 def tile(pages: PageKind, name: str) -> None:
-    """Make @{name}_{kind}_tile (see `tile_arguments`): offsets [from, to) of one page, whose first position is `base`,
-    move on what `partial` holds of the row's chunk, for all query heads of the group; what lies in the page `next` is
-    asked for."""
+    """Build the function @{name}_{kind}_tile (see `tile_arguments`): it updates the state in `partial` by the offsets
+    [from, to) of one page, whose first position is `base`, for all query heads of a key/value head, and prefetches the
+    page `next`."""
     shape = pages.shape
     with function(f"{name}_{pages.kind}_tile", tile_arguments(pages)) as given:
         bound, first_head = pages.bound(given), given["group"] * shape.queries_per_kv

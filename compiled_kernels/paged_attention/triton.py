@@ -1,8 +1,9 @@
-"""Flash attention over pages (Dao et al., 2022; split over the context: Dao et al., 2023), grouped heads together.
+"""Compute paged attention in Triton with a running softmax (FlashAttention, Dao et al., 2022); all query heads of a
+key/value head are computed together.
 
-Where programs are too few to fill the device, their walks over the context are split and merged. Nothing here waits
-for the device: lengths are read by the programs, and spans of one token and longer ones have launches of their own
-shape, each of which leaves the other's spans alone.
+If there are too few programs to fill the device, their loops over the context are split and the parts merged
+(FlashDecoding, Dao et al., 2023). The host never waits for the device: programs read the lengths. Spans of one token
+and longer spans have separate launches of different shapes, each of which skips the other's spans.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from compiled_kernels.triton_code.attention import attend
 from compiled_kernels.triton_code.attention_launches import MIN_DOT_SIZE, AttentionLaunches, reach_of
 from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
-TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
+TILE_BYTES = 16 * 1024  # bytes of keys in a tile, and the same of values: 64 keys of dim 128 in bfloat16
 MAX_TILE_KEYS = 64
-UNLIMITED_WINDOW = 1 << 30  # a window that hides nothing
+UNLIMITED_WINDOW = 1 << 30  # a window that hides no key
 
 
 def plan(
@@ -35,9 +36,9 @@ def plan(
 
     Args:
         tile: keys of a tile; chosen by shape unless given.
-        splits: parts of each walk over the context; chosen by shape unless given.
-        batch_invariant: every query walks its own context in one order, by one kernel, whatever its span and the batch
-            composition: tiles at positions of their own, all of them masked, none in parts.
+        splits: parts of each loop over the context; chosen by shape unless given.
+        batch_invariant: every query is computed in one order by one kernel, whatever its span and the batch
+            composition: tiles at fixed positions, all masked, none split.
 
     Returns:
         The launches, and the output they fill.
@@ -53,7 +54,7 @@ def plan(
         tile, splits = max(MIN_DOT_SIZE, narrow), 1
         rules = rules._replace(sliding_window=rules.sliding_window or UNLIMITED_WINDOW)
     tile = tile or max(MIN_DOT_SIZE, min(narrow, power_of_two(reach_of(held, *rules[:2]))))
-    pages = page_table if chosen is None else chosen.to(torch.int8).contiguous()  # unused where none are chosen
+    pages = page_table if chosen is None else chosen.to(torch.int8).contiguous()  # not read unless pages are selected
     walk = {
         "chosen_pages": pages, "chosen_stride": groups * page_table.shape[1], "held": page_table.shape[1],
         "CHOSEN": chosen is not None, "PAGES": power_of_two(ceil_div(tile, size) + 1),

@@ -1,5 +1,5 @@
-"""The two sides of a block's attention for many tokens, each one MLIR function. Imports torch-mlir only when it
-compiles."""
+"""Compile the parts of a decoder block before and after attention for many tokens, each as one MLIR function. This
+package imports torch-mlir only when it compiles."""
 
 from compiled_kernels.prefill.block import PrefillBlock
 from compiled_kernels.prefill.shape import BlockShape

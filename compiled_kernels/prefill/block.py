@@ -1,4 +1,4 @@
-"""A block's two sides, compiled and bound to its weights."""
+"""Bind the compiled parts of a block, before and after attention, to the block's weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from compiled_kernels.prefill.text import after_text, before_text
 
 
 class PrefillBuffers:
-    """Tensors between the products of blocks, for `rows` rows at most. Blocks of equal sizes share them."""
+    """Tensors for the results between the products of blocks, for up to `rows` rows. Blocks of equal sizes share
+    them.
+    """
 
     def __init__(self, rows: int):
         self.rows = max(rows, TILE_ROWS)
@@ -26,7 +28,7 @@ class PrefillBuffers:
         self._tensors: dict[tuple[str, int, str], Tensor] = {}
 
     def get(self, name: str, columns: int, element: str) -> Tensor:
-        """Return the buffer [row, columns], zeros when it is made."""
+        """Return the buffer [row, columns] called `name`; a new buffer is filled with zeros."""
         key = name, columns, element
         if key not in self._tensors:
             dtype = next(dtype for dtype, name in MLIR_TYPES.items() if name == element)
@@ -35,11 +37,11 @@ class PrefillBuffers:
 
 
 class PrefillBlock:
-    """One block's two sides around attention. `weights` holds the tensors that the shape's sides name and that are no
-    buffers; raises BackendError where one is missing or of another shape or type.
+    """The compiled parts of one block before and after attention. `weights` has the tensors that the parts' arguments
+    name and that are no buffers. Raises BackendError if one is missing or of another shape or type.
 
     Fill `x` (and the angles) of `buffers`; `before(rows)` gives q, k, v [row, head, dim]; `after(mixed)` takes the
-    result of attention, in the same order, and adds to x. Both are views of the buffers, good until the next call.
+    result of attention, in the same order, and adds to x. Results are views of the buffers, valid until the next call.
     """
 
     def __init__(self, shape: BlockShape, weights: Mapping[str, Tensor], buffers: PrefillBuffers):
@@ -62,14 +64,14 @@ class PrefillBlock:
 
     def before(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         if not 0 < rows <= self.buffers.rows:
-            raise BackendError(f"prefill: {rows} rows, and the buffers are for 1 to {self.buffers.rows}")
+            raise BackendError(f"prefill: {rows} rows, but the buffers are for 1 to {self.buffers.rows}")
         self._rows, self.buffers.sizes[0] = rows, max(rows, TILE_ROWS)  # rows beyond are computed and not read
         self._before()
         q, k, v = (part[:rows].view(rows, -1, self.shape.layer.head_dim) for part in self._heads)
         return q, k, v
 
     def after(self, mixed: Tensor) -> None:
-        """Run the side after attention, for the rows that `before` was called with."""
+        """Run the part after attention, for the rows that `before` was called with."""
         rows, heads, dim = self._rows, self.shape.layer.num_heads, self.shape.layer.head_dim
         check_argument("prefill", "mixed", mixed, (rows, heads, dim), (self._mixed.dtype,), contiguous=False)
         self._mixed[:rows].view(rows, heads, dim).copy_(mixed)

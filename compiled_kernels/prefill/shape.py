@@ -1,4 +1,6 @@
-"""The shape that the two sides of a block are compiled for: any number of rows, whatever sequences they are of."""
+"""Define the shape that the parts of a block before and after attention are compiled for, with any number of rows and
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from compiled_kernels.paged_attention.mlir_shape import HeadShape
 
 @dataclass(frozen=True)
 class BlockShape:
-    """A block of `layer`, whose four products have their weights in panels, in a model of this `hidden_size`.
+    """A decoder block with the shape `layer` in a model of this `hidden_size`; the weights of its four products are in
+    panels.
 
     `dtype` (f32 or bf16) is the type of queries, keys and values; the residual stream is float32.
     """
@@ -37,8 +40,8 @@ class BlockShape:
 
     @property
     def code_key(self) -> BlockShape:
-        """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
-        code."""
+        """Return the shape without the fields that only attention and the cache depend on. Blocks share compiled code
+        if this value is equal."""
         rotary = None if self.layer.rotary_index is None else 0
         ours = {each.name: each.default for each in fields(HeadShape) if each.default is not MISSING}
         pages = {"page_table": 0, "quantized": None, "quantized_page_table": None, "selection": None}
@@ -46,7 +49,9 @@ class BlockShape:
 
     @cached_property
     def layer_kernel(self) -> LayerKernel:
-        """Return the layer with rows of any number, as the compiled step has it with a fixed one."""
+        """Return the kernel description of the layer, for any number of rows; the compiled decode step has a fixed
+        number.
+        """
         sizes = SIZE_BOUND, self.hidden_size, 1, self.eps, self.dtype, (), None, 1, 1, 1
         return LayerKernel(StepShape(*sizes, self.target, norm_dtype=self.norm_dtype), self.layer, "block")
 
@@ -60,8 +65,8 @@ class BlockShape:
 
     @cached_property
     def gate_up(self) -> ManyRows:
-        """Return the product of gate and up. Pairs of panels are one of the gate and one of up, so that its end is
-        `intermediate_size` columns wide."""
+        """Return the product with the gate and up weights. A pair of panels has one of the gate and one of up, so that
+        the gated result is `intermediate_size` columns wide."""
         hidden = self.layer.intermediate_size
         return replace(
             _many(self.layer_kernel.gate_up),
@@ -76,7 +81,7 @@ class BlockShape:
 
     @property
     def x(self) -> Named:
-        """Return the residual stream."""
+        """Return the argument for the residual stream."""
         return self.layer_kernel.x
 
     @property
@@ -89,12 +94,14 @@ class BlockShape:
 
     @property
     def mixed(self) -> Named:
-        """Return the result of attention, in the type of the cache."""
+        """Return the argument for the result of attention, in the type of the cache."""
         return Named("mixed", memref((SIZE_BOUND, self.layer.num_heads * self.layer.head_dim), self.dtype))
 
     @property
     def widened(self) -> list[Named]:
-        """Return the result of attention as it is multiplied, where that is another type."""
+        """Return the buffer for the result of attention in the type of the next product's operand; empty if the types
+        are equal.
+        """
         return [] if self.output.multiplied_dtype == self.dtype else [Named("widened", self.output.x_type)]
 
     @property
@@ -103,14 +110,14 @@ class BlockShape:
 
     @property
     def heads(self) -> list[Named]:
-        """Return the queries, keys and values: [row, head, dim]."""
+        """Return the arguments for queries, keys and values [row, head, dim]."""
         dim, groups = self.layer.head_dim, self.layer.num_kv_heads
         sizes = {"q": self.layer.num_heads, "k": groups, "v": groups}
         return [Named(name, memref((SIZE_BOUND, count, dim), self.dtype)) for name, count in sizes.items()]
 
     @property
     def before(self) -> list[Named]:
-        """Return the arguments of the side before attention, but for the number of rows."""
+        """Return the arguments of the part before attention, except the number of rows."""
         norm = Named("attention_norm", self.layer_kernel.step.norm_type)
         head_norms = self.layer_kernel.head_norms.values()
         products = [named for product in self.qkv for named in self.layer_kernel.stored(product)]
@@ -120,7 +127,7 @@ class BlockShape:
 
     @property
     def after(self) -> list[Named]:
-        """Return the arguments of the side after attention, but for the number of rows."""
+        """Return the arguments of the part after attention, except the number of rows."""
         norm = Named("feedforward_norm", self.layer_kernel.step.norm_type)
         post = [each for part in ("attention", "feedforward") for each in self.layer_kernel.post_norm(part)]
         products = self.output, self.gate_up, self.down
@@ -130,7 +137,9 @@ class BlockShape:
         return [*weights, self.x, *added, self.mixed, *self.widened, self.normed, self.gated, *rows]
 
     def buffers(self) -> dict[str, tuple[int, str]]:
-        """Return columns and type of what lies between: of each argument that holds a row for each token."""
+        """Return the number of columns and the element type of each intermediate buffer: an argument with a row for
+        each token.
+        """
         found = {}
         for name, kind in (*self.before, *self.after):
             rows, *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")

@@ -1,10 +1,10 @@
-"""The two sides of a block's attention as MLIR, for any number of rows.
+"""Write the parts of a block before and after attention as MLIR, for any number of rows.
 
     before:  norm -> qkv -> heads normed and rotated                     q, k, v of each row
     after:   output, add -> norm -> gate and up, gate -> down, add       x of each row
 
-Nothing is added up across rows, so every thread takes its own rows through all of a side and waits for none: the next
-product finds in the nearest caches what the last one left there.
+No sum crosses rows, so every thread computes its own rows from begin to end without waiting: each product finds its
+input in the nearest caches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from compiled_kernels.prefill.shape import BlockShape
 
 
 def before_text(shape: BlockShape) -> str:
-    """Return @before(see `BlockShape.before`, (rows)), run by all threads at once."""
+    """Return the MLIR text of @before(see `BlockShape.before`, (rows)), which all threads run at once."""
     return text_of(lambda: _before(shape))
 
 
 def after_text(shape: BlockShape) -> str:
-    """Return @after(see `BlockShape.after`, (rows)), run by all threads at once."""
+    """Return the MLIR text of @after(see `BlockShape.after`, (rows)), which all threads run at once."""
     return text_of(lambda: _after(shape))
 
 
@@ -69,8 +69,8 @@ def _after(shape: BlockShape) -> None:
 
 @contextmanager
 def _runs(name: str, arguments: list[Named]) -> Iterator[Given]:
-    """Make @name(arguments, (rows)): what is made in this context is done with this thread's rows, a run at a time,
-    from `begin` to `end` of `rows` in all."""
+    """Build @name(arguments, (rows)): operations emitted in this context process this thread's rows, one run at a time,
+    from `begin` to `end` of `rows` in total."""
     with entry(name, [*arguments, Named("sizes", "memref<1xi64>")]) as given:
         rows = given["sizes"][0].to("index")
         begin, end = share(given, rows, TILE_ROWS)
@@ -92,7 +92,7 @@ def _multiply(layer: LayerKernel, given: Given, x: str, out: str, *products: Man
 
 
 def _turn(layer: LayerKernel, given: Given) -> None:
-    """Make q, k, v [row, head, dim] of the run: queries and keys normed and rotated where the layer does that, and
+    """Emit q, k, v [row, head, dim] of the run: queries and keys normalized and rotated as the layer requires, and
     values."""
     with loop(given["begin"], given["end"]) as row:
         with loop(0, layer.shape.num_heads) as turn:
@@ -105,14 +105,14 @@ def _turn(layer: LayerKernel, given: Given) -> None:
 
 
 def _post_norm(layer: LayerKernel, given: Given, part: str) -> None:
-    """Add the norm of what a part gave to x, of the run's rows, where the layer has such norms."""
+    """Add the norm of a part's result to x, for the run's rows, if the layer has such norms."""
     for weight, _ in layer.post_norm(part):
         add_normed(layer, given, weight, (given["begin"], given["end"]), (0, layer.step.hidden_size))
 
 
 def _gated(activation: str) -> Finish:
-    """Return the `Finish` out[row, columns] = f(gate) * up, rounded to what enters the next product. A pair of panels
-    is one of the gate and one of up."""
+    """Return the `Finish` out[row, columns] = f(gate) * up, rounded to the next product's operand type. Panels come in
+    pairs of one gate and one up panel."""
 
     def finish(product: ManyRows, done: Done) -> None:
         found = pair_sums(product, done)
@@ -126,7 +126,7 @@ def _gated(activation: str) -> Finish:
 
 
 def _widen(shape: BlockShape, given: Given) -> None:
-    """Make rows of `widened` = those of `mixed` as float32."""
+    """Emit `widened` = `mixed` converted to float32, for the run's rows."""
     columns = shape.layer.num_heads * shape.layer.head_dim
     with loop(given["begin"], given["end"]) as turn:
         place = turn.index, 0

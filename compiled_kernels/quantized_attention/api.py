@@ -1,4 +1,6 @@
-"""Attention of packed spans over keys and values most of which lie quantized in pages (KIVI, Liu et al. 2024)."""
+"""Compute attention of packed spans over a cache in pages whose older keys and values are quantized (KIVI, Liu et al.
+2024).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from compiled_kernels.quantized_attention.quantize import QuantizedTensor, dequa
 
 
 class QuantizedKV(NamedTuple):
-    """Keys and values most of which lie quantized in pages: keys [page, kv_head, dim, offset], values [page, kv_head,
-    offset, dim], dense ones both the latter. A query at position t reads position p quantized where `rule` says so,
-    from page `quantized_table[s, p // offset]`, else from the residual page in that place."""
+    """Keys and values in pages, of which most are quantized: keys [page, kv_head, dim, offset], values [page, kv_head,
+    offset, dim]; dense pages of both are [page, kv_head, offset, dim]. A query at position t reads position p quantized
+    if `rule` says so, from page `quantized_table[s, p // offset]`; otherwise from the residual page at the same place.
+    """
 
     keys: QuantizedTensor
     values: QuantizedTensor
@@ -29,11 +32,12 @@ class QuantizedKV(NamedTuple):
     quantized_table: Int[Tensor, "seq packed_held"]
     residual_table: Int[Tensor, "seq recent_held"]
     rule: QuantizationRule
-    places: Int[Tensor, "seq packed_held"] | None = None  # of the quantized pages, where only some are listed
+    # places of the quantized pages in the context, if only some are listed
+    places: Int[Tensor, "seq packed_held"] | None = None
 
     @property
     def flat(self) -> tuple[Any, ...]:
-        """Return the tensors and the rule's numbers, as the operator's schema lists them."""
+        """Return the tensors, and the numbers of the rule, in the order of the operator's schema."""
         assert self.places is None
         rule = self.rule
         return *self.keys, *self.values, *self[2:6], rule.quant_group, rule.residual_length, rule.num_sink_tokens
@@ -50,7 +54,7 @@ class QuantizedKV(NamedTuple):
 
     @property
     def chosen(self) -> None:
-        """Return None: no pages are chosen."""
+        """Return None: page selection is not supported."""
 
     def first(self, seqs: int) -> QuantizedKV:
         return self._replace(quantized_table=self.quantized_table[:seqs], residual_table=self.residual_table[:seqs])
@@ -58,7 +62,9 @@ class QuantizedKV(NamedTuple):
     def gather(
         self, seq: int, context: int, rows: slice, dtype: torch.dtype | None = None, mask: Mask = CAUSAL
     ) -> SpanContext:
-        """Gather what a span reads. A position that only some queries read quantized comes twice."""
+        """Gather the keys and values that a span reads. A position that some queries read quantized and others in full
+        precision is returned twice.
+        """
         rule, device, size = self.rule, self.residual_keys.device, self.residual_keys.shape[2]
         tokens = rows.stop - rows.start
         exact = dtype or torch.promote_types(self.residual_keys.dtype, torch.float32)
@@ -88,7 +94,9 @@ class QuantizedKV(NamedTuple):
         return SpanContext(k, v, queries, positions, readable)
 
     def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return quantized pages, then the residual ones of which something is read."""
+        """Return the contents of the quantized pages, then of the residual pages that are read (see
+        `KVPages.blocks`).
+        """
         size, lengths, table = self.residual_keys.shape[2], lengths.long(), self.quantized_table.long()
         places, pages = self._residual(lengths.view(-1))
         quantized = (
@@ -113,9 +121,9 @@ class QuantizedKV(NamedTuple):
         return self._replace(quantized_table=pages, places=places)
 
     def _residual(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return places [seq, few] of what is read in full precision, and the pages there: the residual end, and the
-        first positions where those are kept. A place that would come twice, or lies beyond the table, reads as one past
-        it."""
+        """Return the places [seq, few] of pages read in full precision, and the pages: the end of the context, and the
+        first positions if they stay unquantized. A place that would be listed twice, or lies beyond the table, is
+        replaced by one past the table."""
         rule, table, size = self.rule, self.residual_table, self.residual_keys.shape[2]
         begin = rule.quantized_until_each(lengths) // size
         places = begin[:, None] + torch.arange(rule.residual_pages(size), device=table.device)
@@ -125,12 +133,12 @@ class QuantizedKV(NamedTuple):
             places = torch.cat([front, places], dim=1)
         beyond = places >= table.shape[1]
         pages = table.long().gather(1, torch.where(beyond, 0, places))
-        # No context reaches a place past the table, so that what it is taken to hold is masked by its positions.
+        # No context reaches a place past the table, so its contents are masked by position.
         return torch.where(beyond, table.shape[1], places), pages
 
 
 def dequantized_pages(pages: QuantizedTensor, table: Tensor, dtype: torch.dtype, are_keys: bool) -> Tensor:
-    """Return whole pages by a table [...] as numbers [..., kv_head, offset, dim]."""
+    """Return whole pages as numbers [..., kv_head, offset, dim]; `table` [...] has their page numbers."""
     numbers = dequantize(pages.map(lambda part: part[table]), dtype)
     return numbers.transpose(-1, -2) if are_keys and pages.kind != "dense" else numbers
 
@@ -143,7 +151,7 @@ def _residual_run(pages: Tensor, table: Tensor, begin: int, end: int) -> Tensor:
 
 
 def check_sinks(operator: str, backend: str, rule: QuantizationRule, window: int, sinks: int) -> None:
-    """Raise BackendError where a window's sinks lie quantized, which no kernel written by hand reads."""
+    """Raise BackendError if a window's sinks are quantized, because no handwritten kernel reads them."""
     if window and sinks > rule.num_sink_tokens:
         kept = f"the first {rule.num_sink_tokens} positions are"
         raise BackendError(f"{operator}: backend {backend} keeps a window's {sinks} sinks in full precision; {kept}")
@@ -165,11 +173,11 @@ def quantized_attention(
     parameters: AttentionParameters,
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token head dim"]:
-    """Compute softmax(scale q kᵀ) v over quantized keys and values as their codes say, and over the residual ones in
-    full precision; all else as in `paged_attention`.
+    """Compute softmax(scale q kᵀ) v over quantized and residual keys and values; in other respects like
+    `paged_attention`.
 
     Raises:
-        BackendError: for what the backend cannot express: triton and mlir know windows whose sinks are not quantized,
-            and no score functions; mlir reads no dense keys beside quantized values.
+        BackendError: for unsupported arguments: triton and mlir support windows with unquantized sinks, and no score
+            functions; mlir does not support dense keys with quantized values.
     """
     return attend_on(QUANTIZED_ATTENTION, backend, q, kv, spans, parameters)

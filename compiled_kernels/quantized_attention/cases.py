@@ -24,7 +24,7 @@ from compiled_kernels.quantized_attention.quantize import (
     dequantize,
 )
 
-Formats = tuple[QuantFormat, QuantFormat]  # of keys and values
+Formats = tuple[QuantFormat, QuantFormat]  # formats of keys and of values
 INTEGERS: tuple[Formats, ...] = tuple((kind, kind) for kind in INTEGER_BITS)
 FORMATS: tuple[Formats, ...] = (*INTEGERS, ("fp8", "fp8"), ("dense", "int4"), ("dense", "dense"))
 
@@ -81,7 +81,7 @@ def inputs(
 
 
 def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> QuantizedTensor:
-    """Return pages all of whose bytes are 255: NaN in every type of float."""
+    """Return pages with all bytes 255, which is NaN in every float type."""
     quantized = format.empty(pages, dtype)
     for part in quantized.tensors:
         part.view(torch.uint8).fill_(255)
@@ -113,7 +113,9 @@ def _name(formats: Formats) -> str:
 
 
 def size(*inputs: Any) -> Tensor:
-    """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
+    """Return, for each output, the sum of the absolute values that are added, so that the error bound is fair if a sum
+    happens to cancel.
+    """
     q, kv, spans, parameters = in_float64(inputs)
     values = QuantizedTensor(dequantize(kv.values, torch.float64).abs())
     kv = kv._replace(values=values, residual_values=kv.residual_values.abs())
@@ -122,8 +124,9 @@ def size(*inputs: Any) -> Tensor:
 
 def _small(formats: Formats) -> dict[str, Any]:
     """Return a small shape, a group of which is whole words of values."""
-    run = max(8, codes_per_word(formats[1]))
-    return {"num_kv_heads": 2, "dim": 16, "size": 16, "run": run, "columns": 16, "lag": 5}
+    word = codes_per_word(formats[1])
+    side = max(16, word)
+    return {"num_kv_heads": 2, "dim": side, "size": side, "run": max(8, word), "columns": side, "lag": 5}
 
 
 def _cases():

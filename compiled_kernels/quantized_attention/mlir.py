@@ -1,4 +1,4 @@
-"""The backend mlir of attention over quantized pages: INT8, INT4 and FP8."""
+"""Run attention over quantized pages on the backend mlir: INT8, INT4 and FP8."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quantized_attention(q: Tensor, kv: QuantizedKV, spans: Spans, parameters: At
 
 
 def _context(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters, decodes: bool) -> QuantizedContext:
-    """Return what the kernel for these reads. Raises BackendError for what no kernel reads."""
+    """Return the description of the keys and values read. Raises BackendError if no kernel supports them."""
     what, recent, (keys, values, rule) = f"{NAME}: backend mlir", kv.residual_keys, (kv.keys, kv.values, kv.rule)
     if q.dtype != recent.dtype or q.dtype not in (torch.float32, torch.bfloat16):
         wanted = "wants queries and recent keys in one of float32 and bfloat16"

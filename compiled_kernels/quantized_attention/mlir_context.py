@@ -1,11 +1,11 @@
-"""Say what a query reads of quantized and residual pages (see paged_attention/mlir_pages.py).
+"""Describe the quantized and residual pages that a query reads (see paged_attention/mlir_pages.py).
 
     positions   0 .... sinks | sinks ............ quantized_until | quantized_until ... length
     pages        residual    |    quantized, split into chunks    |         residual
     seen by      chunk 0     |    every chunk its own part        |      the last chunk
 
-A window cuts all three from the left; of what lies before it the sinks, which are among the first `num_sink_tokens`,
-are still seen. What a query reads depends on its position alone, however its text was cut into steps.
+A window limits all three from the left, except for the sinks, the first `num_sink_tokens`, which are always seen. The
+pages that a query reads depend only on its position, not on the steps in which its text was computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compiled_kernels.quantized_attention.mlir_sums import ReadQuantizedPages
 
 
 class QuantizedContext(Context):
-    """Say that a query reads residual (dense) pages and quantized ones."""
+    """The positions that a query reads: some from residual (dense) pages, some from quantized pages."""
 
     @property
     def kinds(self) -> tuple[PageKind, ...]:

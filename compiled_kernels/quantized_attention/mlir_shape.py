@@ -1,4 +1,4 @@
-"""The shape that attention over quantized pages is compiled for: one function for any number of rows, pages and
+"""Define the shape that attention over quantized pages is compiled for: one function for any number of rows, pages and
 sequences."""
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from compiled_kernels.quantized_attention.quantize import QuantFormat, codes_per
 
 @dataclass(frozen=True)
 class QuantizedOperand:
-    """Quantized keys or values: codes [page, group, word, kept] of 32 bits, scales and minima [page, group,
-    part, summed] (see quantize.py). `exact`: weights stay float32, whatever the processor can."""
+    """The layout of quantized keys or values: codes [page, group, word, kept] of 32 bits, scales and minima [page,
+    group, part, summed] (see quantize.py). With `exact`, the weights that multiply codes stay float32 even if the
+    processor has integer dot products."""
 
     format: QuantFormat
     num_kv_heads: int
@@ -27,12 +28,12 @@ class QuantizedOperand:
 
     @property
     def codes_per_word(self) -> int:
-        """Return the codes of a word."""
+        """Return the number of codes in a word."""
         return codes_per_word(self.format)
 
     @property
     def bits(self) -> int:
-        """Return the bits of a code."""
+        """Return the number of bits of a code."""
         return 32 // self.codes_per_word
 
     @property
@@ -41,17 +42,19 @@ class QuantizedOperand:
 
     @property
     def lanes(self) -> int:
-        """Return the words of a vector."""
+        """Return the number of words in a vector."""
         return largest_divisor(self.numbers_per_scale, self.target.lanes)
 
     @property
     def folds(self) -> int:
-        """Return the weights of a vector."""
+        """Return the number of weights in a vector."""
         return largest_divisor(self.summed, self.target.lanes)
 
     @property
     def uses_int8_dot(self) -> bool:
-        """Return whether weights are fixed-point numbers of 16 bits, multiplied with four codes at a time."""
+        """Return whether weights are fixed-point numbers of 16 bits, which integer dot products multiply with four
+        codes at a time.
+        """
         return (
             self.format != "fp8"
             and self.target.has_int8_dot
@@ -70,8 +73,8 @@ class QuantizedOperand:
 
     @property
     def folded(self) -> str:
-        """Return the type of the weights of a few heads, scaled: float32, or the high and the low bytes of fixed-point
-        numbers."""
+        """Return the memref type of the weights of a few heads, already multiplied by the codes' scales: float32, or
+        the high and low bytes of fixed-point numbers."""
         if self.uses_int8_dot:
             return memref((HEADS_TOGETHER, 2, self.summed // 4), "i32")
         return memref((HEADS_TOGETHER, self.summed), "f32")
@@ -79,8 +82,8 @@ class QuantizedOperand:
 
 @dataclass(frozen=True)
 class QuantizedLayout:
-    """The layout of quantized keys and values: a key scale is one `rule.quant_group` tokens share, a value scale one
-    `columns_per_scale` columns do."""
+    """The layout of quantized keys and values: `rule.quant_group` tokens share a key scale, and `columns_per_scale`
+    columns share a value scale."""
 
     key_format: QuantFormat
     value_format: QuantFormat
@@ -90,7 +93,7 @@ class QuantizedLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedHeads(PagedHeads):
-    """Query heads over quantized keys and values in quantized pages, and over the others in pages of `dtype`."""
+    """The heads of attention over two kinds of pages: quantized pages, and residual pages of `dtype`."""
 
     layout: QuantizedLayout
 
@@ -111,9 +114,9 @@ class QuantizedHeads(PagedHeads):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedAttention(QuantizedHeads, DecodeAttention):
-    """Rows that read quantized pages."""
+    """Attention of single queries, one for each row, over quantized pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedSpan(QuantizedHeads, SpanAttention):
-    """A span that reads quantized pages."""
+    """Attention of one span over quantized pages."""

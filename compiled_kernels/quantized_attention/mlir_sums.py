@@ -1,7 +1,5 @@
-"""Quantized pages as an operand of attention: weighted sums of codes are scores (queries over dim) and mixtures
-(weights over offsets).
-
-Scales are folded into the weights: both are multiplied once a run, not once a code.
+"""Read quantized pages in attention: weighted sums of codes give the scores (q over dim) and the results (weights over
+offsets). Scales are multiplied into the weights, once for a run and not for each code.
 """
 
 from __future__ import annotations
@@ -19,22 +17,22 @@ from compiled_kernels.paged_attention.mlir_tile import PageKind, products
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedOperand
 from compiled_kernels.quantized_attention.quantize import QUANTIZED_NAMES
 
-LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number whose halves are both signed bytes
-# Bits of e4m3 numbers read as those of float32 are 2**120 too small: weights make up for half of it, sums for the rest,
-# so that neither is ever too small or too large.
+LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number with two halves that are signed bytes
+# Bits of e4m3 numbers read as float32 are too small by 2**120: half of the factor is put into weights, the rest into
+# sums, so that neither overflows or underflows.
 HALF_WAY = 2.0**60
-TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
-ACCUMULATOR_SHARE = 3 / 4  # of the registers: those of sums kept at once
+TINY = 1e-30  # smaller weights count as zero, because their reciprocal would overflow
+ACCUMULATOR_SHARE = 3 / 4  # fraction of the registers that hold sums
 EVERY_BYTE = 0x01010101
 
-Weight = Callable[[Query, int], Value]  # of a query from a column on: a vector of float32, `folds` long
+Weight = Callable[[Query, int], Value]  # a query's weights from a column on: a vector of float32, `folds` long
 Take = Callable[[Query, Value, Value], None]  # takes a query, the place of a run's first number, and the run's sums
-Stretch = tuple[Value, Value, int]  # where numbers lie in a page, where they go to in a block, how many they are
+Stretch = tuple[Value, Value, int]  # place of numbers in a page, place in a block, and their count
 
 
 class ReadQuantizedPages(PageKind):
-    """Keys and values as codes with scales and minima (see quantize.py). Every offset of a page is scored; those
-    outside [from, to) weigh nothing, whatever lies there."""
+    """Pages of keys and values stored as codes with scales and minima (see quantize.py). Every offset of a page is
+    scored; offsets outside [from, to) get weight zero, whatever they contain."""
 
     kind = "quantized"
 
@@ -95,8 +93,8 @@ class ReadQuantizedPages(PageKind):
         self._weighted_sums("v", queries, lambda query, at: scores.load(side.folds, query.slot, at), join)
 
     def _weighted_sums(self, name: str, queries: Sequence[Query], weight: Weight, take: Take) -> None:
-        """Make for every query and every number kept the sum of weight * (minimum + scale * code) over all that is
-        summed. Codes, scales and minima lie in {name}c, {name}s and {name}m, at `page` and `group`; `next` is the next
+        """Emit, for every query and every kept number, the sum of weight * (minimum + scale * code) over the summed
+        axis. Codes, scales and minima are in {name}c, {name}s and {name}m, at `page` and `group`; `next` is the next
         page."""
         side = self._sides[name]
         each = len(queries) * (2 if side.uses_int8_dot else 1)
@@ -112,17 +110,16 @@ class ReadQuantizedPages(PageKind):
                         take(query, place, fma(next(sums), unit.broadcast(side.lanes), bias.broadcast(side.lanes)))
 
     def _fetched(self, memory: str, lanes: int, *place: Value | int) -> Value:
-        """Return what lies at a place of the page, and ask for the same of the next one: between two pages the
-        processor would have nothing under way."""
+        """Return the contents of a place of the page, and prefetch the same place of the next page: otherwise no load
+        would be in progress between two pages."""
         group, values = self.given["group"], self.given[memory]
         values.prefetch(self.given["next"], group, *place)
         return values.load(lanes, self.given["page"], group, *place)
 
     def _fold_scales(self, name: str, part: Value, query: Query, weight: Weight) -> tuple[Value, Value]:
-        """Make folded[slot] = weights times the scales of a part of the page.
-
-        Returns (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. Values of
-        weight zero are left out, whatever their scale is.
+        """Emit folded[slot] = weights times the scales of a part of the page. Returns two numbers (unit, bias): sum of
+        weight * number = unit * sum of folded * code + bias. Values of weight zero are left out, whatever their scale
+        is.
         """
         side, (scales, minima), folded = self._sides[name], (f"{name}s", f"{name}m"), self.given[f"{name}_folded"]
         lanes, fp8, numbers = side.folds, side.format == "fp8", []
@@ -145,8 +142,8 @@ class ReadQuantizedPages(PageKind):
         return [self._fetched(f"{name}c", self._sides[name].lanes, word, at) for at in kept]
 
     def _fixed_sums(self, name: str, queries: Sequence[Query], kept: Sequence[Value]) -> list[Value]:
-        """Return sums of four codes at a time times four high bytes, and four low bytes, of the weights: 256 times
-        those of high bytes plus those of low bytes."""
+        """Return sums of products of four codes with the high and with the low bytes of four weights: 256 times the
+        high sums plus the low sums."""
         side, folded = self._sides[name], self.given[f"{name}_folded"]
 
         def steps(word: Value) -> Iterable[tuple[list[Value], list[Value]]]:
@@ -179,11 +176,11 @@ class ReadQuantizedPages(PageKind):
 
 
 def _fixed(memory: Value, slot: int, numbers: Sequence[Value]) -> Value:
-    """Store numbers as fixed-point numbers of 16 bits, their high and low bytes apart; return the unit they count in,
-    in which the largest of them is LARGEST."""
+    """Store numbers as fixed-point numbers of 16 bits, high and low bytes separately; return their unit, chosen so that
+    the largest number becomes LARGEST."""
     lanes = numbers[0].lanes
     most = constant(0, "i32", lanes)
-    for each in numbers:  # without their signs, floats are in the order of their bits
+    for each in numbers:  # for floats without sign, the order of bits is the order of values
         most = most.maximum(each.bits("i32") & 0x7FFFFFFF)
     largest = most.reduce("maxui").bits("f32")
     inverse = largest.compared("olt", TINY).select(largest.like(0.0), largest.like(LARGEST) / largest)
@@ -202,8 +199,8 @@ def _pairs(*halves: Value) -> Value:
 
 
 def _number(side: QuantizedOperand, word: Value, code: int) -> Value:
-    """Return the code of that number in every word, as float32; of e4m3 one that is 2**120 times too small: sign,
-    exponent and fraction are moved to their places in float32."""
+    """Return the code of that number in every word as float32. For e4m3 it is too small by 2**120: sign, exponent and
+    fraction are moved to their places in float32."""
     if side.format != "fp8":
         return ((word >> (8 * (code % 4) + side.bits * (code // 4))) & (2**side.bits - 1)).to("f32")
 

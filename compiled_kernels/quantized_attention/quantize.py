@@ -1,16 +1,17 @@
-"""Numbers as small codes with a scale (and a minimum) for each run of them, laid out for sums over one axis.
+"""Quantize numbers to codes of few bits with a scale (and a minimum) for each run of numbers, in a layout for sums over
+one axis.
 
     numbers  [..., summed, kept]      keys: summed = dim, kept = offset       values: summed = offset, kept = dim
     codes    [..., word, kept, 4]     four bytes a word, one after another along `summed`; INT4: eight halves of bytes
     scales   [..., part, summed]      one for each run of kept / part numbers
 
-So keys have a scale a channel and run of tokens, values one a token and run of columns (KIVI, Liu et al. 2024), and
-attention sums over the same axis in both: q over dim, weights over offset. A scale is multiplied into what is summed
-with, once for a run, and never into the codes.
+Keys have a scale for each channel and run of tokens, values a scale for each token and run of columns (KIVI, Liu et al.
+2024), and attention sums over the same axis in both: q over dim, weights over offset. The scale is multiplied into the
+other factor of the sum, once for a run, and never into the codes.
 
 Each code is within half a step of its number. Scale and minimum are float16, the scale rounded up and the minimum down,
-so that the steps from the stored minimum on reach every number; codes are then chosen against the stored values. A
-number beyond float16 is stored as its largest number; a run with a NaN or an infinity in it reads as NaN, all of it.
+so that the steps from the stored minimum reach every number; codes are chosen for the stored values. A number beyond
+the range of float16 is stored as float16's largest number; a run that contains NaN or infinity reads as NaN.
 
 Before that, a Hadamard matrix may rotate heads, which spreads outliers of one channel over all (QuIP#, QuaRot, 2024).
 """
@@ -27,8 +28,8 @@ from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 QuantFormat = Literal["dense", "int8", "int4", "fp8"]
-BYTES_PER_WORD = 4  # of a word
-INTEGER_BITS: dict[QuantFormat, int] = {"int8": 8, "int4": 4}  # of a code that counts steps from a minimum
+BYTES_PER_WORD = 4  # bytes of a word
+INTEGER_BITS: dict[QuantFormat, int] = {"int8": 8, "int4": 4}  # bits of codes that count steps from a minimum
 SCALED_FORMATS: tuple[QuantFormat, ...] = (*INTEGER_BITS, "fp8")  # codes with scales
 FLOAT16_MAX = torch.finfo(torch.float16).max
 E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -36,8 +37,8 @@ QUANTIZED_NAMES = ("kc", "ks", "km", "vc", "vs", "vm")  # codes, scales, minima:
 
 
 class QuantizedTensor(NamedTuple):
-    """A quantized tensor: `number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3
-    numbers; dense has codes only: the numbers, in order."""
+    """A quantized tensor: `number = minimum + scale * code`. FP8 has no minima, and its codes are the bits of e4m3
+    numbers. A dense tensor has only codes, which are the numbers themselves."""
 
     codes: Tensor
     scales: Tensor | None = None
@@ -53,7 +54,7 @@ class QuantizedTensor(NamedTuple):
         return next(kind for kind in INTEGER_BITS if codes_per_word(kind) == codes)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedTensor:
-        """Apply the same change to all its tensors."""
+        """Return the tensor with `change` applied to its codes, scales and minima."""
         scales, minima = (None if part is None else change(part) for part in (self.scales, self.minima))
         return QuantizedTensor(change(self.codes), scales, minima)
 
@@ -63,7 +64,7 @@ class QuantizedTensor(NamedTuple):
 
     @property
     def kernel_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes, scales and minima; where FP8 has no minima its scales stand in for them, unread."""
+        """Return codes, scales and minima. FP8 has no minima: its scales stand in their place and are not read."""
         assert self.scales is not None
         return self.codes, self.scales, self.scales if self.minima is None else self.minima
 
@@ -73,15 +74,16 @@ class QuantizedTensor(NamedTuple):
 
 
 def codes_per_word(kind: QuantFormat) -> int:
-    """Return the number of codes of one word."""
+    """Return the number of codes in a word."""
     return 8 * BYTES_PER_WORD // INTEGER_BITS.get(kind, 8)
 
 
 def pack_codes(
     codes: UInt8[Tensor, "*before summed kept"], kind: QuantFormat
 ) -> UInt8[Tensor, "*before word kept four"]:
-    """Store codes in words, each next four codes of a word in the next higher bits of its four bytes: in INT4 byte i of
-    word w has code 8 w + i below and code 8 w + 4 + i above."""
+    """Pack codes into words of four bytes. The first four codes of a word go into the lowest bits of its bytes, the
+    next four into the bits above: for INT4, byte i of word w has code 8 w + i in its low half and code 8 w + 4 + i in
+    its high half."""
     count = codes_per_word(kind) // BYTES_PER_WORD
     parts = rearrange(codes, "... (word part four) kept -> part ... word kept four", part=count, four=BYTES_PER_WORD)
     return functools.reduce(torch.bitwise_or, [part << (8 * at // count) for at, part in enumerate(parts)]).contiguous()
@@ -90,7 +92,7 @@ def pack_codes(
 def unpack_codes(
     stored: UInt8[Tensor, "*before word kept four"], kind: QuantFormat
 ) -> UInt8[Tensor, "*before summed kept"]:
-    """Undo `pack_codes`."""
+    """Return the codes that `pack_codes` packed."""
     bits = INTEGER_BITS.get(kind, 8)
     if bits == 8:  # nothing to shift
         return rearrange(stored, "... word kept four -> ... (word four) kept")
@@ -99,7 +101,9 @@ def unpack_codes(
 
 
 def dequantize(quantized: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the numbers, [..., summed, kept], computed in `dtype`; a dense tensor as it is stored."""
+    """Return the tensor's numbers [..., summed, kept], computed in `dtype`; a dense tensor is only converted to
+    `dtype`.
+    """
     if quantized.scales is None:
         return quantized.codes.to(dtype)
     codes = unpack_codes(quantized.codes, quantized.kind)
@@ -112,24 +116,24 @@ def dequantize(quantized: QuantizedTensor, dtype: torch.dtype = torch.float32) -
 
 
 def decode_e4m3(codes: Shaped[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
-    """Return bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none
-    here.
+    """Convert the bits of e4m3 numbers to `dtype`, which is exact. The bits of NaN, which `quantize` never writes, are
+    not supported.
 
         e4m3     s eeee mmm          bias 7
         float16  s 0eeee mmm0000000  bias 15: the number, and 2 ** 8 too small
 
-    A conversion from float8 is one number at a time on a CPU, by torch.compile too; this is shifts and a conversion
-    that it has for vectors.
+    A CPU converts float8 one number at a time, under torch.compile too; this function uses shifts and a conversion that
+    has vector instructions.
     """
-    bits = codes.view(torch.int8).to(torch.int16) << 7  # the sign, extended, lies in two places
+    bits = codes.view(torch.int8).to(torch.int16) << 7  # the extended sign occupies two bits
     return (bits & ~0x4000).view(torch.float16).to(dtype) * 2**8
 
 
 def storage_shapes(
     kind: QuantFormat, before: tuple[int, ...], summed: int, kept: int, run: int
 ) -> list[tuple[tuple, torch.dtype]]:
-    """Return shapes and types of the tensors that hold numbers [*before, summed, kept] in a format, a scale for `run`
-    of them. Raises ValueError where words or runs do not fit."""
+    """Return the shapes and types of the tensors that store numbers [*before, summed, kept] in a format, with a scale
+    for each `run` of numbers. Raises ValueError if words or runs do not divide the axes."""
     each = codes_per_word(kind)
     if summed % each or kept % run:
         raise ValueError(f"{kind}: words of {each} and runs of {run} do not divide {summed} x {kept} numbers")
@@ -142,18 +146,21 @@ def storage_shapes(
 
 
 def bits_per_number(kind: QuantFormat, run: int, dense: torch.dtype) -> float:
-    """Return bits per number: those of a code, and its part of what a run of `run` numbers shares."""
+    """Return the number of bits that one number takes: its code, and its fraction of the scale (and minimum) that `run`
+    numbers share.
+    """
     if kind == "dense":
         return 8.0 * dense.itemsize
     return 32 / codes_per_word(kind) + (32 if kind in INTEGER_BITS else 16) / run
 
 
 def hadamard_rotate(x: Tensor) -> Tensor:
-    """Rotate x [..., dim] by H / sqrt(dim), rounded once to the type of x; H is Sylvester's, so that twice is once
-    back.
+    """Rotate x [..., dim] by H / sqrt(dim), rounded once to the type of x. H is Sylvester's Hadamard matrix, so that
+    two rotations restore x.
 
-    By butterflies (the fast Walsh-Hadamard transform) in float64, not a product of matrices: a product's bits depend
-    on how many rows it has, and a bit decides a code that lies between two. ValueError where dim is no power of two.
+    Uses butterflies (the fast Walsh-Hadamard transform) in float64 rather than a matrix product: a product's bits
+    depend on the number of rows, and one bit can change the code of a number midway between two codes. Raises
+    ValueError if dim is not a power of two.
     """
     dim = x.shape[-1]
     if dim < 1 or dim & (dim - 1):
@@ -169,7 +176,9 @@ def hadamard_rotate(x: Tensor) -> Tensor:
 def quantize(
     numbers: Float[Tensor, "*before summed kept"], kind: QuantFormat, numbers_per_scale: int
 ) -> QuantizedTensor:
-    """Quantize `numbers` to a format, with a scale for each `numbers_per_scale` of them along `kept`."""
+    """Quantize `numbers` to a format, with a scale for each `numbers_per_scale` adjacent numbers along the axis
+    `kept`.
+    """
     if kind == "dense":
         return QuantizedTensor(numbers)
     exact = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
@@ -182,7 +191,7 @@ def quantize(
 
 
 def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize by steps up from the minimum. A constant run that float16 holds has the scale 0 and is exact."""
+    """Quantize by steps up from the minimum. A constant run of a float16 number has scale 0 and is exact."""
     lowest, highest = runs.amin(-1), runs.amax(-1)
     minima = _rounded(lowest, up=False)
     scales = _rounded((highest - minima.to(runs.dtype)) / levels, up=True)
@@ -192,7 +201,7 @@ def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fp8(runs: Tensor) -> tuple[Tensor, None, Tensor]:
-    """Quantize to FP8: the largest of a run becomes e4m3's largest, 448."""
+    """Quantize to FP8: a run's largest absolute number becomes 448, the largest number of e4m3."""
     scales = _rounded(runs.abs().amax(-1) / E4M3_MAX, up=True)
     steps = scales.to(runs.dtype)[..., None]
     codes = (runs / torch.where(steps == 0, 1.0, steps)).nan_to_num(0.0).clamp(-E4M3_MAX, E4M3_MAX)
@@ -200,7 +209,7 @@ def _fp8(runs: Tensor) -> tuple[Tensor, None, Tensor]:
 
 
 def _rounded(exact: Tensor, up: bool) -> Tensor:
-    """Return float16 numbers not below (or not above) `exact`, and the nearest such."""
+    """Return the nearest float16 numbers that are not below (or not above) `exact`."""
     near = exact.half()
     bits = near.view(torch.int16).int()
     ordered = torch.where(bits < 0, -(bits & 0x7FFF), bits)  # neighbours differ by one, on both sides of zero

@@ -1,5 +1,5 @@
-"""Run attention over quantized pages on the backend triton: each tile is unpacked in registers, once for all query
-heads of a kv_head."""
+"""Compute attention over quantized pages in Triton: each tile is unpacked in registers, once for all query heads of a
+key/value head."""
 
 from __future__ import annotations
 

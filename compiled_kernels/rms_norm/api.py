@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019), alone or with the sum that comes before it."""
+"""Root-mean-square normalization (Zhang and Sennrich, 2019), alone or after a residual addition."""
 
 from __future__ import annotations
 

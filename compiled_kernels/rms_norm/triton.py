@@ -1,4 +1,6 @@
-"""RMS norm with one program a row, the whole row in registers: read once, written once."""
+"""Compute RMS norm in Triton with one program for each row, which keeps the whole row in registers: it is read once and
+written once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def norm_rows(
     values = tl.load(x + row * x_row + columns * x_column, mask=inside, other=0.0)
     if ADD:
         added = tl.load(residual + row * residual_row + columns * residual_column, mask=inside, other=0.0)
-        # The norm is that of the sum as it is kept, rounded.
+        # The norm is computed from the sum rounded to its stored type.
         values = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
         tl.store(total + row * out_row + columns * out_column, values, mask=inside)
     exact = values.to(tl.float32)
@@ -35,7 +37,9 @@ def norm_rows(
 def plan(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[list[KernelLaunch], tuple[Tensor, Tensor]]:
-    """Plan the launches; the outputs are the sum (`x` itself where nothing is added) and its norm."""
+    """Plan the launches and allocate the outputs: the sum of `x` and `residual` (`x` itself if there is no residual),
+    and its norm.
+    """
     check("rms_norm" if residual is None else "add_rms_norm", x, residual, weight)
     tokens, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,4 +1,6 @@
-"""Rotary embedding with one program a token and a few heads: the angles are read once for all of them."""
+"""Compute rotary embedding in Triton with one program for a token and a few heads: the angles are read once for all of
+these heads.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
-PAIRS = 1024  # a program's most
+PAIRS = 1024  # maximum pairs of a program
 
 
 @triton.jit

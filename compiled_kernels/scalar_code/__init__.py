@@ -1,2 +1,2 @@
-"""A user's function of numbers as scalar code inside a kernel: traced, bounded over intervals, and written as MLIR or
-Triton."""
+"""Convert a user's function of numbers to scalar code inside a kernel: it is traced, bounded over intervals, and
+written as MLIR or Triton."""

@@ -1,10 +1,11 @@
-"""Bound a program over intervals of its inputs: what may it give for any query of a tile and any key of a page?
+"""Bound a program over intervals of its inputs: find the values that it may have for any query of a tile and any key of
+a page.
 
-Of each value `low`, `high` and `known` are computed, which are programs of the inputs' bounds again: where `known`, the
-value is no NaN and lies between `low` and `high` whatever the inputs are. So a kernel passes over a page whose keys a
-mask hides without reading them. Operations that are monotone have bounds of their own (Moore, 1966: interval
-arithmetic), where no input is outside what they are defined for: a root of a negative number, infinity less infinity.
-Of all others only points are known: a block mask that hashes the number of a block has one such number in a page.
+For each value, programs compute `low`, `high` and `known` from the inputs' bounds: if `known`, the value is not NaN and
+lies between `low` and `high` for all inputs. So a kernel can skip a page without visible keys, without reading it.
+Monotone operations have interval bounds (Moore, 1966: interval arithmetic), if all inputs are in the operation's domain
+(no root of a negative number, no infinity minus infinity). For other operations the bounds are known only if each input
+is a single number, as the block number is that a block mask computes for a page.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ WRAPS = 1 << 63  # integers below it, either way, are computed as they are; othe
 
 
 class ValueBounds(NamedTuple):
-    """Numbers of values: bounds of one value, and whether they hold. Of a bool, `low` is whether it is always true,
-    and `high` whether it may be."""
+    """The bounds of one value, as the numbers of three values in a program: `low`, `high`, and `known`, which is
+    whether the bounds hold. For a bool, `low` is whether it is always true, and `high` whether it may be true."""
 
     low: int
     high: int
@@ -37,8 +38,8 @@ class ValueBounds(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def reach(program: Program) -> Program:
-    """Return a program of the inputs' bounds (`key_low`, `key_high`, ...): whether `program`, which gives a bool, may
-    be true for any inputs within them."""
+    """Return a program that decides from its inputs' bounds (`key_low`, `key_high`, ...) whether `program`, whose
+    result is a bool, may be true for any inputs within these bounds."""
     builder, bounds = _bound(program)
     result = bounds[program.result]
     unknown = builder.add("not", result.known)
@@ -58,8 +59,8 @@ def _bound(program: Program) -> tuple[Builder, list[ValueBounds]]:
 
 
 def _sizes(program: Program) -> list[int]:
-    """Return a bound of each integer's absolute value, for positions and heads within `LIMITS`: at most `WRAPS`, where
-    it may wrap round, so that an operation that rises does not."""
+    """Return a bound of each integer's absolute value, for positions and heads within `LIMITS`: at most `WRAPS`, from
+    which on it may overflow, so that increasing operations no longer increase."""
     sizes = [LIMITS.get(name, MAX_POSITION) for name, _ in program.inputs]
     for step in program.steps:
         sizes.append(min(WRAPS, _size(program, step, [sizes[at] for at in step.reads])))
@@ -89,7 +90,7 @@ def _size(program: Program, step: Step, sizes: list[int]) -> int:
 
 
 class _Rule:
-    """The bounds of one step, from those of what it reads."""
+    """The bounds of one step, computed from the bounds of its operands."""
 
     def __init__(self, builder: Builder, program: Program, step: Step, reads: list[ValueBounds]):
         self.builder, self.step, self.reads = builder, step, reads
@@ -112,7 +113,7 @@ class _Rule:
         return self.builder.number(self.reads[at].low)
 
     def of_points(self) -> ValueBounds:
-        """Return the bounds of any operation: its value, where each of what it reads is one."""
+        """Return the bounds of any operation with single points as operands: its value."""
         known = self.known
         for each in self.reads:
             known = self._and(known, self._add("eq", each.low, each.high))
@@ -141,7 +142,7 @@ class _Rule:
         return found
 
     def _clamped_table(self, index: int) -> int:
-        """Read the table within its ends: an index that is not known may be any."""
+        """Read the table with the index limited to its ends, because an unknown index may be out of range."""
         last = self.builder.constant(len(self.step.numbers) - 1)
         index = self._add("max", self.builder.constant(0), self._add("min", index, last))
         return self.builder.table(index, self.step.numbers, self.step.kind)
@@ -168,7 +169,7 @@ class _Rule:
         return ValueBounds(low, high, known)
 
     def _twice(self, at: int) -> tuple[int, int]:
-        """A known number, for low and high."""
+        """Return a known number as both low and high."""
         return self.reads[at].low, self.reads[at].low
 
     def _rising(self) -> ValueBounds:
@@ -182,7 +183,7 @@ class _Rule:
         return self._ends("neg", (self.reads[0].high, self.reads[0].low))
 
     _of_add = _of_min = _of_max = _of_exp = _of_exp2 = _of_tanh = _of_floor = _of_ceil = _rising
-    _of_float = _rising  # of a bool too, as `int`
+    _of_float = _rising  # also of a bool, as `int`
 
     def _of_sqrt(self) -> ValueBounds:
         found = self._rising()
@@ -192,7 +193,9 @@ class _Rule:
     _of_log = _of_sqrt
 
     def _of_int(self) -> ValueBounds:
-        """Of a bool, `low` is whether it always and `high` whether it may be true; of floats, those within `FITS`."""
+        """Return bounds of a conversion to int. For a bool, `low` is whether it is always true, `high` whether it may
+        be true; floats must be within `FITS`.
+        """
         found, value = self._rising(), self.reads[0]
         if self.kinds[0] != "float":
             return found
@@ -226,7 +229,7 @@ class _Rule:
     _of_shl = _of_shr
 
     def _of_mod(self) -> ValueBounds | None:
-        """a mod n: of one turn the two ends, of several 0 and n - 1 (of floats: n)."""
+        """Return bounds of a mod n: within one period the two ends, otherwise 0 and n - 1 (for floats n)."""
         divisor = self._number(1)
         if divisor is None or not 0 < divisor < math.inf:
             return None
@@ -244,7 +247,7 @@ class _Rule:
         low = self._add("max", self._add("max", value.low, self._add("neg", value.high)), zero)
         return ValueBounds(low, self._add("max", self._add("neg", value.low), value.high), self.known)
 
-    # What is true or false.
+    # Comparisons and logical operations.
 
     def _of_lt(self) -> ValueBounds:
         a, b = self.reads
@@ -273,7 +276,7 @@ class _Rule:
         return ValueBounds(self._add("not", value.high), self._add("not", value.low), self.known)
 
     def _of_and(self) -> ValueBounds | None:
-        """Of bools one side is enough: what is never true with it hides whatever the other may be."""
+        """Return bounds of `and`. One known operand is enough for bools: if it is never true, the result is false."""
         if self.step.kind != "bool":
             return None
         a, b = self.reads
@@ -311,8 +314,8 @@ class _Rule:
 
 @functools.lru_cache(maxsize=1024)
 def ranges(program: Program) -> tuple[tuple[int, int] | None, ...]:
-    """Return the least and the largest number of each integer value, for positions and heads within `LIMITS`; None
-    where that is not known."""
+    """Return the smallest and largest number that each integer value of the program can have, for positions and heads
+    within `LIMITS`; None for a value without known bounds."""
     builder, bounds = _bound(program)
     whole = Program(builder.inputs, tuple(builder.steps), 0)
     ends = {"low": 0, "high": 1}
@@ -330,6 +333,6 @@ def ranges(program: Program) -> tuple[tuple[int, int] | None, ...]:
 
 
 def fits_32_bits(program: Program) -> bool:
-    """Return whether every integer of the program has at most 32 bits."""
+    """Return whether every integer of the program fits in 32 bits."""
     integers = (span for at, span in enumerate(ranges(program)) if program.kind(at) == "int")
     return all(span is not None and span[0] >= -FITS and span[1] < FITS for span in integers)

@@ -1,5 +1,5 @@
-"""Lower a program to steps that a processor has: integer division rounds towards zero, tables are read within their
-ends, and nothing is divided by zero (which ends a process)."""
+"""Lower a program to operations that a processor has: integer division rounds towards zero, table indices stay in
+range, and nothing is divided by zero, which would end the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from compiled_kernels.scalar_code.program import Builder, Program, Step
 
 @functools.lru_cache(maxsize=1024)
 def lowered(program: Program) -> tuple[Program, int]:
-    """Return the program without `floordiv` and `mod` of integers, and the bits that its integers need: 32 or 64."""
+    """Return the program without `floordiv` and `mod` of integers, and the number of bits that its integers need: 32 or
+    64.
+    """
     builder, known = Builder(program.inputs), ranges(program)
     values = list(range(len(program.inputs)))
     for step in program.steps:
@@ -39,7 +41,7 @@ def _lowered(builder: Builder, step: Step, reads: list[int], spans: list[tuple[i
         b = builder.add("select", builder.add("eq", b, builder.constant(0)), one, b)
     if all(span is not None and span[0] >= 0 for span in spans):
         return builder.add("quot" if operation in ("floordiv", "quot") else "rem", a, b)
-    # The remainder has the divisor's sign then, and what is left divides without one, however a processor rounds.
+    # The remainder then has the divisor's sign, and the rest is divided without remainder, however a processor rounds.
     rest = builder.add("rem", builder.add("add", builder.add("rem", a, b), b), b)
     if operation == "mod":
         return rest
@@ -54,7 +56,7 @@ def _lowered(builder: Builder, step: Step, reads: list[int], spans: list[tuple[i
 
 
 def _of_floats(builder: Builder, operation: str, a: int, b: int) -> int:
-    """a // b = floor(a / b), a % b = a - b floor(a / b); towards zero for `quot` and `rem`."""
+    """Build a // b = floor(a / b) and a % b = a - b floor(a / b); `quot` and `rem` round towards zero."""
     share = builder.add("div", a, b)
     whole = builder.add("floor", share)
     if operation in ("quot", "rem"):

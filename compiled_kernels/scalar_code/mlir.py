@@ -1,4 +1,4 @@
-"""Make a program through MLIR's dialects: of vectors, or of single numbers."""
+"""Build a program in MLIR's dialects, on vectors or on single numbers."""
 
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPARISONS = {"lt": ("slt", "olt"), "le": ("sle", "ole"), "eq": ("eq", "oeq"), 
 
 
 def scalar_code(program: Program, inputs: Mapping[str, Value], lanes: int = 0) -> Value:
-    """Make the program over values by name; return its result.
+    """Emit the operations of a program over its `inputs` (values by name), and return the result.
 
     Integers that come in are indices, floats are float32, bools i1; vectors of `lanes` where that is not 0, or one
     number for all of them.
@@ -66,7 +66,8 @@ def _step(step: Step, reads: list[Value], element: str, lanes: int) -> Value:
     if not x.is_float and operation in ("neg", "abs"):
         below = x.like(0) - x
         return below if operation == "neg" else Value(arith.maxsi(x.ir, below.ir))
-    made = (OF_FLOATS if x.is_float else OF_INTEGERS).get(operation, operation)  # such as exp are called the same
+    # other operations, such as exp, have the same name
+    made = (OF_FLOATS if x.is_float else OF_INTEGERS).get(operation, operation)
     return Value(getattr(arith if hasattr(arith, made) else mlir().math, made)(*(each.ir for each in reads)))
 
 

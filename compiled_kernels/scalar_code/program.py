@@ -1,4 +1,4 @@
-"""A function of numbers as a list of steps: what is left of a user's mask or score function once it is traced.
+"""Represent a function of numbers as a list of steps: the traced form of a user's mask or score function.
 
     (key <= query) & (key % 4 == 0)
 
@@ -6,8 +6,8 @@
     steps    2: le key query | 3: const 4 | 4: mod key 3 | 5: const 0 | 6: eq 4 5 | 7: and 2 6
     result   7
 
-Values are numbered, inputs first. A program is a value: it hashes, compares and is written as text, so that it can be
-part of a kernel's shape and an argument of an operator in a graph.
+Values are numbered, inputs first. A program is a value: it can be hashed, compared and written as text, so that it can
+be part of a kernel's shape and an argument of an operator in a graph.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Kind = Literal["bool", "int", "float"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Number = bool | int | float
 
-# Steps by name: how many values each reads, and what it does with tensors. `floordiv` and `mod` round down, as Python
-# does; `quot` and `rem` round towards zero, as processors do (see `lower.py`).
+# Steps by name: the number of operands, and the operation on tensors. `floordiv` and `mod` round down, as in Python;
+# `quot` and `rem` round towards zero, as processors do (see `lower.py`).
 OPERATIONS: dict[str, tuple[int, Any]] = {
     "add": (2, torch.add),
     "sub": (2, torch.sub),
@@ -67,8 +67,9 @@ COMPARISONS = ("lt", "le", "eq", "ne")
 
 
 class Step(NamedTuple):
-    """One step: `operation` of earlier values, of kind `kind`; `const` has one number, and `table` (of the value that
-    it reads, an index) as many as it has entries."""
+    """One operation of a program, with a result of kind `kind`. `reads` are the numbers of the earlier values that it
+    reads. Constants are in `numbers`: one for `const`, and for `table` one for each entry (the value that it reads is
+    the index)."""
 
     operation: str
     kind: Kind
@@ -78,7 +79,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """`result` of `steps` over `inputs` (name, kind)."""
+    """A traced function: `inputs` (name, kind), the `steps` that compute further values, and the number of the value
+    that is the `result`.
+    """
 
     inputs: tuple[tuple[str, Kind], ...]
     steps: tuple[Step, ...]
@@ -112,7 +115,9 @@ class Program:
         return Program(inputs, tuple(map(_step, steps)), int(result))
 
     def values(self, given: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return every value over tensors that broadcast: the specification of what kernels compute."""
+        """Return every value of the program, computed on tensors that broadcast: the specification of what kernels
+        compute.
+        """
         found = [given[name] for name, _ in self.inputs]
         like = next(iter(found))
         for step in self.steps:
@@ -156,7 +161,7 @@ def _step(text: str) -> Step:
 class Builder:
     """A program under construction: each method adds a step and returns the number of its value.
 
-    What is known already is folded: constants, a step that was there before, neutral operands of `and` and `or`.
+    Known results are folded: constants, repeated steps, neutral operands of `and` and `or`.
     """
 
     def __init__(self, inputs: Sequence[tuple[str, Kind]]):
@@ -177,12 +182,12 @@ class Builder:
         return self._add(Step("table", kind, (index,), tuple(numbers)))
 
     def number(self, value: int) -> Number | None:
-        """Return the number that a value always is; None where it may be several."""
+        """Return the constant that a value is; None if it is not constant."""
         at = value - len(self.inputs)
         return self.steps[at].numbers[0] if at >= 0 and self.steps[at].operation == "const" else None
 
     def add(self, operation: str, *reads: int) -> int:
-        """Add an operation, its operands brought to one kind first."""
+        """Add an operation, after converting its operands to one kind, and return the number of its value."""
         if operation == "select":
             condition, *reads_ = reads
             known = self.number(condition)
@@ -211,7 +216,7 @@ class Builder:
         return self._add(Step(operation, kind, tuple(reads)))
 
     def alike(self, *reads: int) -> tuple[int, ...]:
-        """Bring values to the widest of their kinds."""
+        """Convert values to the widest of their kinds, and return their numbers."""
         kinds = {self.kind(each) for each in reads}
         widest: Kind = next(kind for kind in reversed(KINDS) if kind in kinds)  # type: ignore[assignment] (of KINDS)
         return tuple(self.cast(each, widest) for each in reads)
@@ -227,7 +232,7 @@ class Builder:
         return self._add(Step(kind, kind, (value,)))
 
     def program(self, result: int) -> Program:
-        """Return the steps that `result` depends on."""
+        """Return the program for `result`, with only the steps that it depends on."""
         count, needed = len(self.inputs), {result}
         for at in range(len(self.steps) - 1, -1, -1):
             if at + count in needed:
@@ -251,7 +256,7 @@ class Builder:
         return self._known[step]
 
     def _folded(self, step: Step) -> int | None:
-        """Return the constant that a step over constants gives; None where it has no value (a division by 0)."""
+        """Return the constant result of a step over constants; None if it has no value (a division by 0)."""
         dtypes = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
         given = [torch.tensor(self.number(each), dtype=dtypes[self.kind(each)]) for each in step.reads]
         try:

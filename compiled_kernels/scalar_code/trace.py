@@ -1,8 +1,8 @@
 """Trace a user's function of numbers to a program.
 
-torch.fx records what the function does with tensors of one element; every operation that works element by element has
-a step here. What cannot be traced (a branch on a value, an operation across elements) is refused with the line of the
-user's file that does it.
+torch.fx records the function's operations on tensors of one element; every elementwise operation has a step here.
+Operations that cannot be traced (a branch on a value, an operation across elements) are refused with their line in the
+user's file.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ PLAIN = {
     "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "where": "select", "__and__": "and", "__or__": "or",
     "__xor__": "xor", "__lshift__": "shl", "__rshift__": "shr", "clamp_min": "max", "clamp_max": "min",
 }  # fmt: skip
-SWAPPED = {"rsub": "sub", "gt": "lt", "ge": "le"}  # the same of the two arguments in the other order
+SWAPPED = {"rsub": "sub", "gt": "lt", "ge": "le"}  # operations that equal another one with swapped arguments
 LOGARITHMS = {"log2": 2.0, "log10": 10.0}
 LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor", "logical_not": "not"}
 SAME = ("alias", "detach", "clone", "lift_fresh_copy", "lift_fresh", "lift", "expand", "view", "contiguous", "_conj")
 
 
 class Untraceable(Exception):
-    """A function that has no program: the message says which line does what cannot be traced."""
+    """Raised for a function that cannot be traced; the message names the line and the operation."""
 
 
 def trace(function: Callable[..., Tensor], inputs: Sequence[tuple[str, Kind]], result: Kind) -> Program:
-    """Trace `function`, called with one tensor of a number for each input (name, kind), in this order.
-
-    Raises Untraceable where it does something else than arithmetic on each element, or gives another kind of number.
+    """Trace `function`, called with a tensor of one number for each input (name, kind), in this order. Raises
+    Untraceable if it does anything but elementwise arithmetic, or returns another kind of number.
     """
     examples = [EXAMPLES[kind].clone() for _, kind in inputs]
     name, table = describe_callable(function), cast(Any, core_aten_decompositions())  # its stub has other keys
@@ -101,7 +100,7 @@ _known: OrderedDict[Hashable, tuple[Any, str | Untraceable]] = OrderedDict()
 
 
 def traced_text(function: Callable[..., Tensor], inputs: tuple[tuple[str, Kind], ...], result: Kind) -> str:
-    """Return the text of a function's program, as `trace` has it; equal functions are traced once, and kept."""
+    """Return the text of a function's program (see `trace`); equal functions are traced once and cached."""
     try:
         key: Hashable = (hash(function), function, inputs)
     except TypeError:
@@ -217,7 +216,7 @@ class _Step:
         return self.builder.add("max", value, self.builder.constant(0, self.builder.kind(value)))
 
     def _log1p(self) -> int:
-        """log(1 + x), exact for small x: x log(u) / (u - 1) with u = 1 + x as it is rounded (Goldberg, 1991)."""
+        """Build log(1 + x), accurate for small x: x log(u) / (u - 1) with u = 1 + x rounded (Goldberg, 1991)."""
         builder, one = self.builder, self.builder.constant(1.0)
         x = builder.cast(self.operand(self.node.args[0]), "float")
         u = builder.add("add", one, x)
@@ -241,7 +240,7 @@ class _Step:
             return builder.add("exp2", builder.add("mul", self.operand(power), builder.constant(math.log2(base))))
         value = builder.cast(self.operand(base), "float")
         whole = isinstance(power, int | float) and float(power).is_integer()
-        size = builder.add("abs", value) if whole else value  # of a negative number other powers are NaN
+        size = builder.add("abs", value) if whole else value  # other powers of a negative number are NaN
         exponent = builder.cast(self.operand(power), "float")
         found = builder.add("exp", builder.add("mul", exponent, builder.add("log", size)))
         if isinstance(power, int | float) and float(power) % 2 == 1:
@@ -295,7 +294,7 @@ class _Step:
         return value if dtype is None else self._as(value, dtype)
 
     def _index(self) -> int:
-        """A constant tensor, read at one place."""
+        """Build the read of one element of a constant tensor."""
         table, places = self.node.args[:2]
         assert isinstance(table, Node) and isinstance(places, tuple | list)
         if table not in self.constants:
@@ -332,7 +331,7 @@ def _where(found: TracebackType | None) -> str:
 
 
 def _line_of(node: Node, function: Callable[..., Tensor], examples: Sequence[Tensor]) -> str:
-    """Return where the user's function does what `node` stands for: it is called once more, up to that operation."""
+    """Return the line of the user's function that executes `node`: the function is run again up to that operation."""
     target = node.target
 
     class _StopThere(TorchDispatchMode):
@@ -346,6 +345,6 @@ def _line_of(node: Node, function: Callable[..., Tensor], examples: Sequence[Ten
             function(*examples)
     except Untraceable:
         return _where(sys.exc_info()[2])
-    except Exception:  # the user's function may raise anything; the line is an extra
+    except Exception:  # the user's function may raise anything, and the line is only additional information
         return ""
     return ""

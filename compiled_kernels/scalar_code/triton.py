@@ -1,4 +1,4 @@
-"""Write a program as a Triton function, to be a constant argument of a kernel."""
+"""Write a program as a Triton function, which kernels take as a constant argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.scalar_code.lower import lowered
 from compiled_kernels.scalar_code.program import Number, Program, Step
 
-MAX_TABLE = 64  # entries: a kernel has no memory of its own, so a table is a chain of choices
+MAX_TABLE = 64  # maximum entries: a kernel has no memory of its own, so a table is a chain of selections
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "quot": "//", "rem": "%", "lt": "<", "le": "<=", "eq": "==",
     "ne": "!=", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
@@ -25,8 +25,8 @@ CALLS = {
 
 @functools.lru_cache(maxsize=512)
 def triton_function(program: Program) -> Any:
-    """Return the program as a function of its inputs, numbers or blocks of them that broadcast; its name tells
-    programs apart, since kernels are kept by the names of what they call."""
+    """Return the program as a function of its inputs, numbers or blocks that broadcast. Its name is unique to the
+    program, because kernels are cached by the names of the functions they call."""
     import triton
 
     text = source(program)
@@ -41,7 +41,7 @@ def triton_function(program: Program) -> Any:
 
 
 def source(program: Program) -> str:
-    """Return the function's text. Raises BackendError for a table that is too long."""
+    """Return the source text of the program's Triton function. Raises BackendError for a table that is too long."""
     steps, bits = lowered(program)
     lines = []
     for at, (name, kind) in enumerate(program.inputs):

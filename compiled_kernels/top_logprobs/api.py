@@ -1,4 +1,4 @@
-"""Log-softmax over the vocabulary and its largest entries, for sampling and for log probabilities."""
+"""Compute log-softmax over the vocabulary and its largest entries, for sampling and for log probabilities."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ TOP_LOGPROBS = define_operator(
 def log_softmax(
     logits: Float[Tensor, "sample vocab"], backend: Backend = Backend.EAGER
 ) -> Float[Tensor, "sample vocab"]:
-    """Compute logits - log(sum(exp(logits))) of each row, in float32; the type of `logits` is kept. -inf stays."""
+    """Compute logits - log(sum(exp(logits))) of each row, in float32; the result has the type of `logits`. Minus
+    infinity stays.
+    """
     if backend in (Backend.EAGER, Backend.INDUCTOR):
         return log_softmax_reference(logits)
     return LOG_SOFTMAX.implementation(backend)(logits)

@@ -9,7 +9,7 @@ from compiled_kernels.cases import Case, CaseCost, Suite
 
 
 def inputs(generator: torch.Generator, samples: int, vocab: int, dtype: torch.dtype) -> tuple:
-    """Draw distinct logits in random order: which of two equal ones is larger is no matter of rounding."""
+    """Draw distinct logits in random order, so that rounding cannot change the order of entries."""
     ranks = torch.stack([torch.randperm(vocab, generator=generator) for _ in range(samples)])
     return ((ranks.float() - vocab / 2) * (20.0 / vocab),) if dtype == torch.float32 else (ranks.to(dtype) * 0.05,)
 
@@ -35,8 +35,8 @@ def terms(vocab: int, **_: object) -> float:
 
 
 def size(logits: torch.Tensor, *_: int) -> torch.Tensor:
-    """Return the size that bounds a logarithm's error: a sum that is off by a part makes a logarithm off by as much;
-    at the least 1, however near 0 a row's entries are."""
+    """Return the size that bounds the error of a row's log probabilities: a relative error of the softmax's sum becomes
+    an equal absolute error of its logarithm, so it is at least 1."""
     return torch.where(logits.isfinite(), logits.double().abs(), 1.0).amax(-1, keepdim=True).clamp_min(1.0)
 
 

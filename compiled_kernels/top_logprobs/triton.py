@@ -1,6 +1,6 @@
-"""Top log probabilities in two kernels: a row is cut into chunks that fill the device, each of which leaves its
-maximum, its sum and its largest entries; one program a row merges them. Entries travel as integers that order like the
-pair (logit, smaller id first)."""
+"""Compute top log probabilities in two kernels. The first cuts each row into chunks, enough to fill the device, and
+stores each chunk's maximum, sum and largest entries; the second merges them, with one program for each row. Entries are
+stored as integers that sort by logit, then by smaller id."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def survey(logits, maxima, sums, keys, vocab, chunks, row_stride, column_stride,
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0.0 is 0.0
     ordered = tl.where(x != x, SIGN, tl.where(bits < 0, bits ^ SIGN, bits))  # NaN comes first, as in torch.sort
     key = tl.where(inside, (ordered.to(tl.int64) << 32) | (ids ^ SIGN).to(tl.int64), NOTHING)
-    # The chunk's largest is left out of its sum (its exponential is 1), so that the logarithm of a sum near 1 keeps
-    # its digits. A chunk of -inf alone adds nothing; a NaN reaches the sum, also where the maximum drops it.
+    # The chunk's largest value is left out of its sum (its exponential is 1), so that the logarithm of a sum near 1
+    # keeps its precision. A chunk of -inf only adds nothing; a NaN reaches the sum even if the maximum ignores it.
     weights = tl.exp(x - tl.where(peak == -float("inf"), 0.0, peak))
     largest = (key == tl.max(key, axis=0)) & (x == peak) & (x > -float("inf"))
     tl.store(sums + row * chunks + chunk, tl.sum(tl.where(largest, weights - 1.0, weights), axis=0))
@@ -51,7 +51,7 @@ def gather(maxima, sums, keys, logprobs, ids, chunks, count, CHUNKS: tl.constexp
     parts = tl.load(sums + row * chunks + chunk, mask=chunk < chunks, other=0.0)
     peak = tl.max(peaks, axis=0)
     first = tl.min(tl.where(peaks == peak, chunk, CHUNKS), axis=0)
-    # The row's largest is left out too; a chunk of -inf has no largest, and 0 or NaN as its part.
+    # The row's largest value is left out as well; a chunk of -inf only has no largest value, and its sum is 0 or NaN.
     scaled = tl.where(chunk == first, parts, parts + 1.0) * tl.exp(peaks - peak)
     rest = tl.sum(tl.where(peaks == -float("inf"), parts, scaled), axis=0)
     whole = 1.0 + rest

@@ -1,4 +1,4 @@
-"""Helpers of the Triton kernels, and what their compiler makes of them. Importing this does not import triton."""
+"""Helpers for writing, launching and compiling Triton kernels. Importing this package does not import triton."""
 
 from compiled_kernels.triton_code.ahead_of_time import TritonArtifact, artifacts, stages
 

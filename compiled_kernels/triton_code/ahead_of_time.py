@@ -1,6 +1,6 @@
-"""Kernels compiled ahead of time, without a GPU: every stage as text, and the figures of the assembler.
+"""Compile kernels ahead of time, without a GPU: every stage as text, and the assembler's resource counts.
 
-What is compiled is the plan of an example (`examples.py`): the launches that the same arguments would start.
+The compiled kernels are those that the examples (`examples.py`) would launch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiled_kernels.triton_code.launch import KernelLaunch
 
 STAGES = ("source", "ttir", "ttgir", "llir", "ptx")
 COMMENT = {"source": "#", "ttir": "//", "ttgir": "//", "llir": ";", "ptx": "//"}
-DIVISIBLE_BY_16 = [["tt.divisibility", 16]]  # what Triton may assume of a pointer or number that 16 divides
+DIVISIBLE_BY_16 = [["tt.divisibility", 16]]  # tells Triton that 16 divides a pointer or number
 FIGURES = {
     "registers": r"Used (\d+) registers",
     "stores": r"(\d+) bytes spill stores",
@@ -30,8 +30,8 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class TritonArtifact:
-    """One kernel for one generation of GPU. `registers` (a thread's) and `spill_bytes` (stored and loaded) are as the
-    assembler reports them, `shared_bytes` as Triton asks for them at each launch, `cubin` is the machine code."""
+    """One kernel compiled for one generation of GPU. `registers` (per thread) and `spill_bytes` (stored and loaded) are
+    reported by the assembler, `shared_bytes` is what Triton requests at each launch, `cubin` is the machine code."""
 
     name: str  # `decode: attend`
     sm: int
@@ -46,9 +46,10 @@ class TritonArtifact:
 
 @functools.cache
 def artifacts(operator: str, sm: int = 90) -> tuple[TritonArtifact, ...]:
-    """Return every kernel of `operator`'s examples for compute capability `sm`, compiled once a process.
+    """Return the compiled kernels of `operator`'s examples for compute capability `sm`; they are compiled once per
+    process.
 
-    Raises BackendError where the backend does not have the operator, or Triton is missing or interpreted.
+    Raises BackendError if the backend does not have the operator, or if Triton is missing or interpreted.
     """
     from compiled_kernels.triton_code.examples import EXAMPLES
 
@@ -78,7 +79,7 @@ def stages(operator: str, sm: int = 90) -> dict[str, str]:
 
 
 class _Stages(dict[str, str]):
-    """Stages by name; a wrong name is answered with the right ones."""
+    """Stages by name; a wrong name raises an error that lists the right ones."""
 
     def __init__(self, operator: str, text: Mapping[str, str]):
         super().__init__(text)

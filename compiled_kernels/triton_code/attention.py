@@ -1,15 +1,16 @@
-"""The kernels of paged attention: a walk over tiles of keys, and the merge of walks that were split.
+"""Triton kernels of paged attention: `attend` loops over tiles of keys, and `merge` combines the parts of loops that
+were split.
 
-A program takes all query heads of one group for a few tokens of one span, as the rows of one matrix, so that a key
-is read once for all of them:
+A program processes all query heads of one key/value head (a group) for a few tokens of one span, as the rows of one
+matrix, so that a key is read once for all of them:
 
     row r  =  token r // share, head r % share of its group          rows [0, TOKENS * share) of ROWS are used
 
-It walks the tiles of keys that its queries may see: those of the first `sinks` positions, then from the window's
-left edge to its last query. `MASK` and `SCORE` are a user's functions (see `scalar_code`), and `REACH` says whether
-the mask may show any key of a tile to any query: tiles that it hides are not read. Where each query has `CHOSEN` the
-pages that it reads, neither are those that no row of the program reads. Where the walk is split, each part leaves its
-normalised result and the logarithm of its sum, and `merge` weighs them.
+It loops over the tiles of keys that its queries may see: the first `sinks` positions, then from the window's left edge
+to its last query. `MASK` and `SCORE` are a user's functions (see `scalar_code`), and `REACH` returns whether the mask
+may show any key of a tile to any query: other tiles are not read. With `CHOSEN`, the selected pages of each query,
+tiles that no row of the program selected are not read. If the loop is split, each part writes its normalised result and
+the logarithm of its sum, and `merge` combines them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ ANY, SINGLE, LONGER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # which
 
 @triton.jit
 def span_of(span_starts, seqs, block, TOKENS: tl.constexpr):
-    """Find the sequence of a block, where sequence s has the blocks from starts[s] // TOKENS + s on (at least its
-    tokens need, at most one more); with TOKENS 0, the sequence of a token."""
+    """Return the sequence of a block of tokens; sequence s has the blocks from starts[s] // TOKENS + s on, which are as
+    many as its tokens need or one more. With TOKENS 0, return the sequence of token number `block`."""
     low = 0
     high = seqs - 1
     while low < high:
@@ -43,8 +44,8 @@ def span_of(span_starts, seqs, block, TOKENS: tl.constexpr):
 
 @triton.jit
 def span_at(span_starts, seqs, block, TOKENS: tl.constexpr, KIND: tl.constexpr):
-    """Find the sequence of a block, the start and length of its span, the first of the span's tokens that are the
-    block's, and whether this launch takes it."""
+    """Return the sequence of a block of tokens, the start and length of its span, the block's first token within the
+    span, and whether this launch computes the span."""
     if KIND == SINGLE:
         seq = block
         within = 0
@@ -66,8 +67,8 @@ def store_result(
     out, parts, logs, sink_logits, sums, peak, total, place, used, head, split, splits, dim,
     DIM: tl.constexpr, SPLIT: tl.constexpr, SINK_LOGITS: tl.constexpr, NORMALIZED: tl.constexpr,
 ):  # fmt: skip
-    """Store the result of a walk: the mixed values of its rows at `place` (token times heads plus head), or its part
-    of them. `NORMALIZED`: they are divided by the sum of their weights."""
+    """Store the result of a program at `place` (token times heads plus head): the weighted values of its rows, or a
+    part of them if loops are split. `NORMALIZED`: they are divided by the sum of their weights."""
     column = tl.arange(0, DIM)
     written = used[:, None] & (column < dim)[None, :]
     if SPLIT:
@@ -94,8 +95,8 @@ def scale_scores(
     scores, scale, softcap, head, positions, key, allowed, SOFTCAP: tl.constexpr, SCORE: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
-    """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, as the user's functions have them, where
-    `allowed`; minus infinity elsewhere."""
+    """Scale products of queries [ROWS] and keys [TILE] to scores in base 2, and apply the user's mask and score
+    function. Scores that are not `allowed` become minus infinity."""
     if SOFTCAP:
         capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
         if SCORE is None:
@@ -116,8 +117,8 @@ def update_softmax(
     sums, peak, total, q, k, v, allowed, scale, softcap, head, positions, key, dtype: tl.constexpr,
     SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
-    """Update the running softmax (Milakov and Gimelshein, 2018), base 2, by a tile of keys [DIM, TILE] and values
-    [TILE, DIM], where `allowed` [ROWS, TILE]."""
+    """Update the running softmax (Milakov and Gimelshein, 2018), in base 2, with a tile of keys [DIM, TILE] and values
+    [TILE, DIM], for the pairs that are `allowed` [ROWS, TILE]."""
     scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
     scores = scale_scores(scores, scale, softcap, head, positions, key, allowed, SOFTCAP, SCORE, MASK)
     v = operand(v, dtype)
@@ -137,9 +138,9 @@ def attend_tile(
     SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
-    """Update the running softmax by one tile of keys. `MASKED` tiles hold keys that some query may not see; keys that
-    none may see by the window, or of pages that none has chosen, are not read. `chosen` points at the pages of each
-    row."""
+    """Update the running softmax with one tile of keys. Tiles are `MASKED` if some query may not see some key; keys
+    outside every query's window, or in pages that no query selected, are not read. `chosen` points to the selected
+    pages of each row."""
     key = tile * TILE + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     wanted = key <= last
@@ -224,7 +225,7 @@ def attend(
     each = (steps + splits - 1) // splits
     step = split * each
     stop = tl.minimum(step + each, steps)
-    clear = step  # where tiles begin that hold keys some query may not see
+    clear = step  # begin of tiles with keys that some query may not see
     if not WINDOW and MASK is None and not CHOSEN:
         clear = tl.maximum(step, tl.minimum((first + 1) // TILE, stop))
 
@@ -249,7 +250,7 @@ def attend(
         needed = True
         if REACH is not None:
             needed = REACH(first, last, tile * TILE, tile * TILE + TILE - 1, group * SHARE, group * SHARE + SHARE - 1)
-        if CHOSEN:  # a tile lies in one page, or begins with one
+        if CHOSEN:  # a tile lies in one page, or begins with a page
             page = tile * TILE // SIZE + tl.arange(0, PAGES)
             inside = (page < held) & (page * SIZE < tile * TILE + TILE)
             some = tl.load(chosen[:, None] + page[None, :], mask=used[:, None] & inside[None, :], other=0)
@@ -273,8 +274,8 @@ def merge(
     SPLITS: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SINK_LOGITS: tl.constexpr,
     NORMALIZED: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one head of one token, each weighed by its share of the sum of exponentials, or by its own
-    sum where weights are not `NORMALIZED`."""
+    """Merge the parts of one head of one token. Each part is weighted by its share of the sum of exponentials, or by
+    its own sum if weights are not `NORMALIZED`."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     if KIND != ANY:

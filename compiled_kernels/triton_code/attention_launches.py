@@ -1,5 +1,5 @@
-"""The layout of attention's launches on the device: rows together, spans by kind, and walks over the context split
-where programs are too few to fill it."""
+"""Plan the launches of attention: group rows, separate spans by kind, and split loops over the context if there are too
+few programs to fill the device."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from compiled_kernels.scalar_code.triton import triton_function
 from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, merge
 from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, floor_power_of_two, num_processors, power_of_two
 
-MIN_DOT_SIZE = 16  # the tensor cores' smallest tile
+MIN_DOT_SIZE = 16  # minimum tile size of tensor cores
 MAX_ROWS = 128  # two warp groups of 64 rows, the widest of Hopper's matrix instruction
 MAX_ACCUMULATORS = 128 * 128  # rows times dim in registers
-FIXED_ROWS = 64  # where spans of one token and longer ones must be walked by the same kernel
-EXACT_ROWS = 16  # of float32, which has no tensor cores here: its operands lie in registers too
+FIXED_ROWS = 64  # rows of a tile if spans of one token and longer spans must use the same kernel
+EXACT_ROWS = 16  # rows of a float32 tile, which does not use tensor cores and keeps its operands in registers
 # Half the stages of the pipeline go to the pages' numbers, which are read before the keys: two tiles are under way.
 STAGES = 5
 PROGRAMS_PER_PROCESSOR = 3  # programs of a decode that a processor holds: 70 KiB of shared memory each
-MIN_TILES_PER_SPLIT = 2  # a part of a split walk, so that what it leaves is small beside what it reads
+MIN_TILES_PER_SPLIT = 2  # minimum tiles of a split part, so that its output is small compared with its input
 MAX_SPLITS = 64
-MIN_OCCUPANCY = 0.85  # of the best share of places taken
+MIN_OCCUPANCY = 0.85  # fraction of the highest possible share of occupied places
 
 
 def choose_splits(programs: int, processors: int, most: int, decode: bool) -> int:
-    """Return the parts of each walk, a power of two. Decode waits for memory: the fewest parts that keep every place
-    of the device taken nearly as well as any number would. A long span is arithmetic: parts only for idle processors.
+    """Return the number of parts, a power of two, into which each loop over the context is split. Decode waits for
+    memory: use the fewest parts that fill the device nearly as well as any number would. A long span is limited by
+    arithmetic: split only for idle processors.
     """
     if not decode:
         return min(most, floor_power_of_two(processors // max(1, programs)))
@@ -45,15 +46,16 @@ def choose_splits(programs: int, processors: int, most: int, decode: bool) -> in
 
 
 def reach_of(held: int, window: int, sinks: int) -> int:
-    """Return how many of `held` positions a query sees at most."""
+    """Return the largest number of the `held` positions that one query sees."""
     return min(held, window + sinks) if window else held
 
 
 @dataclass(frozen=True)
 class AttentionLaunches:
-    """Launches of `kernel` (`attend`, or one of its shape) over `held` positions at most, in tiles of `tile` keys.
+    """The launches of an attention `kernel` (`attend`, or a kernel with the same arguments) over up to `held`
+    positions, in tiles of `tile` keys.
 
-    `walk` holds what only this kernel takes. `batch_invariant`: all spans are walked alike.
+    `walk` has the arguments that only this kernel takes. `batch_invariant`: all spans are computed in the same way.
     """
 
     kernel: Any
@@ -74,16 +76,16 @@ class AttentionLaunches:
 
     @property
     def _functions(self) -> dict[str, Any]:
-        """Return the user's mask, where it may show anything, and the score function; None for none."""
+        """Return the user's mask unless it is known to show everything, and the score function; None if absent."""
         mask, score = (Program.parse(text) if text else None for text in (self.rules.mask, self.rules.score))
         programs = {"MASK": mask, "REACH": None if mask is None else reach(mask), "SCORE": score}
         return {name: None if each is None else triton_function(each) for name, each in programs.items()}
 
     def plan(self) -> tuple[list[KernelLaunch], Tensor]:
-        """Return the launches and the output they fill. Spans of one token and longer ones have launches of their own,
-        each of which leaves the other's alone."""
+        """Return the launches and the output that they fill. Spans of one token and longer spans have separate
+        launches; each launch skips the spans of the other kind."""
         (tokens, heads, dim), seqs, decode_only = self.q.shape, len(self.spans.context_lengths), self.spans.decode_only
-        # Rows outside every span give zeros; where every span has one row there are none.
+        # Rows outside every span must be zero; if every span has one row there are none.
         dense = torch.contiguous_format
         out = (torch.empty_like if decode_only else torch.zeros_like)(self.q, memory_format=dense)
         share = heads // self.num_kv_heads

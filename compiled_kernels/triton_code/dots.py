@@ -1,4 +1,6 @@
-"""The one place where a matrix product is asked of the tensor cores, and where the interpreter is helped."""
+"""Multiply matrices on tensor cores, with a replacement for Triton's interpreter. Kernels use tensor cores only
+here.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ UPCAST = tl.constexpr(triton_interpreted())
 
 @triton.jit
 def operand(numbers, dtype: tl.constexpr):
-    """Return numbers made in registers as an operand of `dtype`; the interpreter keeps them in float32."""
+    """Convert numbers that were made in registers to `dtype`, as an operand of `dot`; the interpreter keeps them in
+    float32.
+    """
     return numbers.to(tl.float32 if UPCAST else dtype)
 
 
 @triton.jit
 def dot(a, b, sums):
-    """Return sums + a @ b in float32; float32 operands are multiplied as such, not as TF32."""
+    """Return sums + a @ b in float32; float32 operands are multiplied in full precision, not as TF32."""
     if UPCAST:
         a = a.to(tl.float32)
         b = b.to(tl.float32)

@@ -1,4 +1,5 @@
-"""Examples that are compiled ahead of time: each operator's plans at the shapes of Llama 3.1 8B in bfloat16.
+"""Define the examples that are compiled ahead of time: each operator's launch plans at the shapes of Llama 3.1 8B in
+bfloat16.
 
 The tensors lie on torch's meta device: a plan reads shapes, never numbers.
 """
@@ -149,15 +150,15 @@ def fixed_product() -> Examples:
 
 
 def _stored(format: MatrixFormat) -> tuple[Any, ...]:
-    """Return what a product takes of a square matrix, without a bias."""
+    """Return a product's arguments for a square matrix in this format, without a bias."""
     stored = {"weight": ((WIDTH, WIDTH), torch.bfloat16)} if format.is_dense else format.storage(WIDTH, WIDTH)
     parts = [meta(*shape, dtype=dtype) for shape, dtype in stored.values()]
     return *parts, *[None] * (4 - len(parts)), format.codes, format.group
 
 
 def quantized() -> Examples:
-    """Multiply by INT8, by matrices in groups, K-quants and Q8_0 in every way; by other formats in words a row and many
-    rows."""
+    """Return the examples of products with quantized matrices: INT8, matrices in groups, K-quants and Q8_0 with every
+    kernel; other formats in words with one row and with many rows."""
     from compiled_kernels.linear.matrix_format import INT8_MATRIX, WORDS, MatrixFormat
     from compiled_kernels.linear.triton import plan
 
@@ -180,7 +181,7 @@ def quantized() -> Examples:
 
 
 def experts() -> Examples:
-    """Multiply at the shape of OLMoE 1B 7B: 64 experts, of which a token uses 8."""
+    """Return the examples of products by experts at the shape of OLMoE 1B 7B: 64 experts, of which a token uses 8."""
     from compiled_kernels.expert_linear.triton import plan
     from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 

@@ -1,4 +1,4 @@
-"""A kernel with all arguments of its launch."""
+"""Run Triton kernels with all arguments of their launches."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from compiled_kernels.backends import BackendError, triton_interpreted
 
 Outputs = TypeVar("Outputs")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NOMINAL_PROCESSORS = 132  # of an H100 or H200, where plans are made without a device
+NOMINAL_PROCESSORS = 132  # multiprocessors of an H100 or H200, for plans made without a device
 
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """`arguments` by name, constants included; a grid with a zero runs nothing."""
+    """A kernel with all arguments of its launch by name, constants included; a grid with a zero runs nothing."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -33,19 +33,19 @@ class KernelLaunch:
 
 
 def run(launches: Iterable[KernelLaunch], outputs: Outputs) -> Outputs:
-    """Carry out a plan, in its order: what it gives."""
+    """Run the launches in order, and return the outputs."""
     for launch in launches:
         launch.run()
     return outputs
 
 
 def check(operator: str, *tensors: Tensor | None) -> None:
-    """Raise BackendError where the backend triton cannot take these tensors."""
+    """Raise BackendError for tensors that the backend triton does not support."""
     for tensor in tensors:
         if tensor is None:
             continue
         if tensor.is_floating_point() and tensor.dtype not in DTYPES:
-            raise BackendError(f"{operator}: backend triton knows {', '.join(map(str, DTYPES))}, not {tensor.dtype}")
+            raise BackendError(f"{operator}: backend triton supports {', '.join(map(str, DTYPES))}, not {tensor.dtype}")
         if tensor.device.type == "cpu" and not triton_interpreted():
             wanted = "tensors on a CUDA device (or TRITON_INTERPRET=1)"
             raise BackendError(f"{operator}: backend triton needs {wanted}, not on cpu")
@@ -60,12 +60,12 @@ def num_processors(device: torch.device) -> int:
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """Return the smallest power of two that is no smaller than either."""
+    """Return the smallest power of two that is at least `number` and at least `least`."""
     return max(least, 1 << max(number - 1, 0).bit_length())
 
 
 def floor_power_of_two(number: int) -> int:
-    """Return the largest power of two up to `number`; 1 at the least."""
+    """Return the largest power of two up to `number`; at least 1."""
     return 1 << max(number, 1).bit_length() - 1
 
 

@@ -1,4 +1,4 @@
-"""Tiles of quantized keys and values as numbers: words of four bytes are read whole, and taken apart in registers.
+"""Load tiles of quantized keys and values as numbers: words of four bytes are loaded and unpacked in registers.
 
 Layouts and formulas are those of `quantized_attention/quantize.py`.
 """
@@ -15,7 +15,9 @@ FORMAT_NUMBERS = {"dense": DENSE.value, "int8": INT8.value, "int4": INT4.value, 
 
 @triton.jit
 def split_bytes(words, low: tl.constexpr, most: tl.constexpr):
-    """Return the bits `most` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
+    """Return the bits of every byte of the words [word, kept] from bit `low` on, masked by `most`; the result is [word,
+    kept, 2, 2].
+    """
     byte_0 = (words >> low) & most
     byte_1 = (words >> (8 + low)) & most
     byte_2 = (words >> (16 + low)) & most
@@ -41,8 +43,8 @@ def key_tile(
     pages, scales, minima, page, group, offset, wanted, page_stride, group_stride, scale_page, scale_group, dim,
     TILE: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """Return keys [DIM, TILE] of the tokens from `offset` of a page on; those not `wanted` are zero. Scales are one a
-    channel and run of RUN tokens; strides are in words, of dense keys in numbers."""
+    """Return the keys [DIM, TILE] of the tokens from `offset` of a page on; tokens that are not `wanted` are zero.
+    There is a scale for each channel and run of RUN tokens. Strides count words; for dense keys they count numbers."""
     token = offset + tl.arange(0, TILE)
     channel = tl.arange(0, DIM)
     inside = (channel < dim)[:, None] & wanted[None, :]
@@ -64,7 +66,7 @@ def key_tile(
         numbers = decode_words(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
         if KIND != FP8:
             numbers += tl.load(minima + place, mask=known, other=0.0).to(tl.float32)
-        numbers = tl.where(inside, numbers, 0.0)  # the scales of an unwritten run may be anything
+        numbers = tl.where(inside, numbers, 0.0)  # scales of an unwritten run may hold any bits
     return numbers
 
 
@@ -73,7 +75,9 @@ def value_tile(
     pages, scales, minima, page, group, offset, wanted, page_stride, group_stride, scale_page, scale_group, dim,
     TILE: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return values [TILE, DIM], as `key_tile` gives keys. Scales are one a token and run of COLUMNS columns."""
+    """Return the values [TILE, DIM], as `key_tile` returns keys. There is a scale for each token and run of COLUMNS
+    columns.
+    """
     token = offset + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     inside = wanted[:, None] & (column < dim)[None, :]

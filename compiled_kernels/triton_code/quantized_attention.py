@@ -1,10 +1,12 @@
-"""Paged attention where most keys and values are quantized: a walk over tiles of three runs of positions.
+"""Compute paged attention with mostly quantized keys and values in Triton: loop over the tiles of three runs of
+positions.
 
     positions   0 .. FIRST | FIRST ..... quantized_until | quantized_until .. last
     read from     residual       quantized                  residual
 
-What a query at position t reads quantized is a function of t (see `QuantizationRule`), so that the queries of one
-program may differ where the runs meet: tiles there are walked in both, and each row sees its own of them.
+A query's own position determines which positions it reads quantized (see `QuantizationRule`), so the queries of one
+program may differ near the border of two runs: tiles there are read in both forms, and each row uses the form that is
+its own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from compiled_kernels.triton_code.quantized import DENSE, key_tile, value_tile
 
 @triton.jit
 def quantized_until(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
-    """Return how many of `tokens` known tokens lie quantized."""
+    """Return how many of the first `tokens` tokens of a sequence are quantized."""
     return tl.maximum(tokens - LAG, 0) // RUN * RUN
 
 
@@ -59,7 +61,7 @@ def attend_quantized(
     # Tiles in the order of the walk: `front` residual ones, `quantized` ones from `begin` on, and residual ones last.
     settled = quantized_until(positions + 1, LAG, RUN)
     settled_last = quantized_until(last + 1, LAG, RUN)
-    left = 0  # what no query of this program sees any more ends here
+    left = 0  # ends before the positions that any query of this program sees
     if WINDOW:
         left = tl.maximum(first - window + 1, 0)
     front = tl.minimum((FIRST + STEP - 1) // STEP, last // STEP + 1)
@@ -74,7 +76,7 @@ def attend_quantized(
     sums = tl.zeros([ROWS, DIM], tl.float32)
     peak = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    offset = tl.arange(0, TILE)  # a tile is STEP positions, filled up where pages are smaller than a product's tile
+    offset = tl.arange(0, TILE)  # a tile is STEP positions, padded if pages are smaller than a product's minimum tile
     for i in range(tl.maximum(step, front), tl.minimum(stop, front + quantized)):
         at = (i - front + begin) * STEP
         key = at + offset

@@ -132,12 +132,15 @@ def test_rounds_until_an_answer() -> None:
     [
         (call("fail", text="no luck"), "error: no luck"),
         (call("fail", text=""), "error: ValueError"),
-        (call("odd"), "error: the tool returned a object, which is no JSON; return text, numbers, lists or dicts"),
+        (call("odd"), "error: the tool returned an object, not JSON; return text, numbers, lists or dicts"),
         (call("leave"), "error: the tool called sys.exit(3)"),
         (call("say"), "printed words\n"),
         (call("say_and_return"), "returned"),
         (call("surrogate"), "a?b"),
-        (call("nest", x=eval("[" * 70 + "]" * 70)), "error: the arguments are no JSON object, or nested too deep"),
+        (
+            call("nest", x=eval("[" * 70 + "]" * 70)),
+            "error: the arguments are not a JSON object, or are nested too deep",
+        ),
         (call("flood"), "x" * 162 + "\n... (cut: 10000000 characters in all)"),
     ],
 )
@@ -218,7 +221,7 @@ def test_each_limit_has_its_name() -> None:
     full = run("abc" * 400, on=runner(256), tools=[], max_tokens=1000)
     assert full.stop_reason == "max_context"
     cut = run(call("shout", text="long " * 30), max_tokens=70)
-    assert cut.stop_reason == "max_tokens" and "error: not carried out" in cut.conversation.turns[-1].content
+    assert cut.stop_reason == "max_tokens" and "error: not run" in cut.conversation.turns[-1].content
     assert {"max_rounds", "max_tokens", "max_total_tokens", "stop_sequence", "max_context"} <= set(STOP_REASONS)
 
 

@@ -125,5 +125,5 @@ def test_a_hostile_template_is_one_error(text: str) -> None:
 def test_a_malformed_call_in_a_history_does_not_poison_it() -> None:
     on = runner()
     talk = Conversation(tools=[add], turns=["q"]).answer(tool_calls=[ToolCall.parse("add", '{"a": 1, "b"', id="x")])
-    talk = talk.result("error: the arguments are no JSON object, or nested too deep").user("again")
+    talk = talk.result("error: the arguments are not a JSON object, or are nested too deep").user("again")
     assert workbench.agent(on, [add], **script("-", "fine")).run(talk).answer == "fine"

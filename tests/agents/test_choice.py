@@ -258,7 +258,7 @@ def test_a_model_that_cannot_says_so() -> None:
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
     on = runner_of(model, tokenizer=tokenizer, prefix="radix", pages=200)
     on.loaded_model.__dict__["chat_template"] = ChatTemplate("<|im_start|>", {}, "test")
-    with pytest.raises(WorkbenchError, match="shows neither tools nor the message that lists them"):
+    with pytest.raises(WorkbenchError, match="shows neither tools nor a list of them in a message"):
         workbench.agent(on, [add], max_tokens=4).run("q")
     bare = demo_tokenizer.bytes_only()
     keep = json.loads(bare.to_str())

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.peers import catalog, interpreters, peers_markdown, peers_tables, run_peers, write_record
+from benchmarks.peers.__main__ import main as command
 from benchmarks.peers.catalog import Peer
 from benchmarks.peers.rows import summarize_runs
 from benchmarks.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
@@ -192,11 +193,16 @@ def test_a_file_is_read_by_each_tool_as_it_lies(tmp_path: Path) -> None:
     refuses("no format 'int8'; known: file", run_peers, str(path), WORKS, ("int8",), folder=tmp_path, **settings)
 
 
-def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkeypatch) -> None:
+def test_the_command_refuses_a_format_that_there_is_not() -> None:
+    refuses("no format 'int5'", command, "shape:tiny", format=["int5"])
+
+
+def test_interpreters_are_named_in_the_environment(monkeypatch) -> None:
     monkeypatch.setenv(catalog.INTERPRETERS_VARIABLE, f"llama.cpp={sys.executable}:openvino=/bin/sh")
-    assert interpreters(["openvino=/bin/cat"]) == {"llama.cpp": sys.executable, "openvino": "/bin/cat"}
+    assert interpreters() == {"llama.cpp": sys.executable, "openvino": "/bin/sh"}
     for wrong in ("llama.cpp", "unknown=/bin/sh", "openvino=/no/such/python", "openvino=/"):
-        refuses("--peer-python", interpreters, [wrong])
+        monkeypatch.setenv(catalog.INTERPRETERS_VARIABLE, wrong)
+        refuses(catalog.INTERPRETERS_VARIABLE, interpreters)
 
 
 def test_the_workbench_and_transformers_agree_and_are_timed(tmp_path) -> None:

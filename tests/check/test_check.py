@@ -1,4 +1,4 @@
-"""`workbench check`: the table of a model, its refusals and exit codes, and a difference that is named."""
+"""`workbench model check`: the table of a model, its refusals and exit codes, and a difference that is named."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def changed(folder: Path, **keys: Any) -> None:
 
 
 def test_a_model_that_is_right(folder: Path) -> None:
-    ran = cli("check --json", folder)
+    ran = cli("model check --json", folder)
     found = ran.json
     assert ran.err == "" and found["problem"] is None and found["family"] == "qwen3"
     assert found["comparison"]["equal"] and found["comparison"]["places"] == 58
     assert found["mechanisms"]["norm of queries and keys"] == "each head"
     assert found["memory"]["weight_bytes"]["dense"] == found["files"]["bytes"]
     assert found["speed"]["decode_tokens_per_s"] > 0 < found["speed"]["prefill_tokens_per_s"]
-    shown = cli("check", folder).text
+    shown = cli("model check", folder).text
     assert "58 places in the layers compared, on texts of 47 tokens" in shown
     assert "4 query heads on 2 key/value heads of 24" in shown
 
@@ -83,10 +83,10 @@ def test_a_gguf_file_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for package in ("gguf", "accelerate"):
         pytest.importorskip(package, reason=f"transformers reads GGUF by {package}: pip install {package}")
     convert_to_gguf(BUNDLED_MODELS["demo"], tmp_path / "a.gguf", "q4_0", torch.bfloat16)
-    found = answer("check", tmp_path / "a.gguf")["comparison"]
+    found = answer("model check", tmp_path / "a.gguf")["comparison"]
     assert found["equal"] and found["places"] > 50 and not found["places_left_out"]
     monkeypatch.setattr(transformers_model, "find_spec", lambda name: None if name == "accelerate" else name)
-    skipped = answer("check", tmp_path / "a.gguf")["comparison"]["skipped"]
+    skipped = answer("model check", tmp_path / "a.gguf")["comparison"]["skipped"]
     assert skipped == "not installed: pip install accelerate"
 
 
@@ -111,10 +111,10 @@ def test_what_is_said_of_backends_is_what_loading_does() -> None:
 
 def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(folder: Path) -> None:
     changed(folder, model_type="unknown_family")
-    found = answer("check", folder, code=1)
+    found = answer("model check", folder, code=1)
     assert "model_type 'unknown_family' is not read" in found["problem"] and found["sizes"]["layers"] == 4
     assert "mechanisms" not in found and "carried_out" not in found
-    shown = cli("check", folder, code=1).text
+    shown = cli("model check", folder, code=1).text
     assert "refused:" in shown and "4 layers of 64" in shown
 
 
@@ -145,7 +145,7 @@ def test_a_difference_ends_with_code_1_and_is_named(folder: Path, monkeypatch: p
 
     built = transformers_model.Transformer.from_state
     monkeypatch.setattr(transformers_model.Transformer, "from_state", with_another_base)
-    assert "layer 0, rotary angles, from position 1 on" in cli("check", folder, code=1).text
+    assert "layer 0, rotary angles, from position 1 on" in cli("model check", folder, code=1).text
 
 
 def test_a_folder_without_weights_says_so(folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_too_little_memory_is_said_before_both_models_are_read(folder: Path, mon
     from workbench.check import transformers_model
 
     monkeypatch.setattr(transformers_model, "available_bytes", lambda: 1000)
-    assert "1.0 kB are free" in check_model(str(folder))["comparison"]["skipped"]
+    assert "1,000 B are free" in check_model(str(folder))["comparison"]["skipped"]
 
 
 LLAMA4 = CONFIGS["llama4_text"][0]

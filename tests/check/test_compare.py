@@ -252,7 +252,7 @@ def test_a_text_that_would_take_too_long_is_said(monkeypatch: pytest.MonkeyPatch
     found = late("mistral", lambda spec, state: None)
     assert found.equal and found.lengths == (47,) and not found.reached
     (reason,) = found.not_reached
-    assert reason.startswith("the window of 60 tokens (a text as long would take more than 0 s")
+    assert reason.startswith("the window of 60 tokens (a text of this length would take more than 0 s")
 
 
 def test_the_places_that_were_not_compared_are_named() -> None:

@@ -1,4 +1,4 @@
-"""`workbench new-family`: the nearest family is found, unknown keys refuse, and the scaffolded test passes."""
+"""`workbench model new-family`: the nearest family is found, unknown keys refuse, and the scaffolded test passes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_families_that_nothing_tells_apart_are_named(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_the_scaffolded_test_passes(tmp_path: Path) -> None:
     folder = copied("olmo2", tmp_path / "model")
-    written = cli("new-family my_own", folder, "--out", tmp_path).out.split()
+    written = cli("model new-family my_own", folder, "--out", tmp_path).out.split()
     assert written == [str(tmp_path / "my_own.py"), str(tmp_path / "test_my_own.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_own.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -101,17 +101,19 @@ def test_the_scaffolded_test_passes(tmp_path: Path) -> None:
         lint = subprocess.run(ruff, capture_output=True, text=True, cwd=ROOT)
         assert lint.returncode == 0, lint.stdout
     custom = ("--custom", tmp_path / "my_own.py")
-    found = answer("check", folder, *custom)
+    found = answer("model check", folder, *custom)
     assert found["family"] == "my_own" and found["mechanisms"]["place of norms"] == "after each part"
     assert "transformers cannot load it" in found["comparison"]["skipped"]
-    assert "tokenizer" in refused("generate a --model", folder, *custom)  # the folder has none
+    assert "tokenizer" in refused(
+        "generate a --model", folder, f"--set=model.custom={custom[1]}"
+    )  # the folder has none
 
 
 def test_unknown_keys_refuse_until_they_are_decided(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path / "model", secret_gate=0.5, secret_list=[1, 2], nothing=None)
     assert nearest_family(folder).unknown == {"secret_gate": 0.5, "secret_list": [1, 2]}
     table, _ = scaffold("my_first", folder, tmp_path)
-    with pytest.raises(WorkbenchError, match=r"secret_gate is 0\.5; it must be null: others are not carried out"):
+    with pytest.raises(WorkbenchError, match=r"secret_gate is 0\.5; it must be null: other values are not supported"):
         load(folder, custom=str(table), backend="eager")
     text = table.read_text()
     assert '"secret_gate": (),  # 0.5 there' in text
@@ -141,7 +143,7 @@ def test_a_folder_without_weights_is_judged_by_its_keys(tmp_path: Path) -> None:
     [
         ("my-own", {}, "cannot be called 'my-own'"),
         ("class", {}, "cannot be called 'class'"),
-        ("mine", {"model_type": "llama"}, "is read already"),
+        ("mine", {"model_type": "llama"}, "is known already"),
         ("mine", {"model_type": None}, "no model_type"),
         ("mine", {"hidden_size": ...}, "no known family reads a config like this one; nearest is"),
     ],
@@ -166,6 +168,6 @@ def test_a_file_that_is_not_there_is_refused_where_it_is_set() -> None:
 
 
 def test_the_refusal_of_a_family_names_this_way(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match="`workbench new-family` begins one of your own"):
+    with pytest.raises(WorkbenchError, match="`workbench model new-family` begins one of your own"):
         load(copied("llama", tmp_path, model_type="unheard_of"))
     assert "unheard_of" not in FAMILIES

@@ -176,6 +176,13 @@ def test_a_quick_look_leaves_nothing(tmp_path: Path) -> None:
     assert not (folder / LEDGER_FILE).exists() and not list((tmp_path / "records").iterdir())
 
 
+def test_the_claim_of_the_guide_is_measured_and_could_fail(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guide/claims.md").read_text()
+    (tmp_path / "prompts.py").write_text(guide.partition("```python\n")[2].partition("```")[0])
+    found = update_ledger(tmp_path, ["prompt-found"], tmp_path / "records", tmp_path / "runs", quick=True)
+    assert claim_errors(found.claims["prompt-found"]) == [] and found.ledger["prompt-found"][0].outcome == "holds"
+
+
 def test_a_real_run_is_kept_and_judged(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     (tmp_path / "speedy.yaml").write_text(
@@ -226,7 +233,7 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
     assert len(wrong) == 3 and all("must be in `examples`, with evidence, or in `impossible`" in each for each in wrong)
     wrong = claim_errors(replace(claim, trials=(trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1)),)))
     assert all(any(f"should give '{outcome}'" in each for each in wrong) for outcome in ("refuted", "holds"))
-    assert any("does not say which" in each for each in wrong)
+    assert any("states no limits" in each for each in wrong)
     silent = trial_of(yes, impossible={"holds": "", "refuted": "so"}, examples={"holds-with-limits": 1, "maybe": 1})
     wrong = claim_errors(replace(claim, trials=(silent,)))
     assert any("is impossible without a reason" in each for each in wrong) and any(

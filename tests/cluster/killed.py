@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from tests.cluster.ends import decoded, end_of, until_begun
-from tests.cluster.threads import ASKED, alone
+from tests.cluster.threads import ASKED, CONFIG, alone
 from tests.helpers.events import of
 from tests.patience import limit, until
+from workbench.cluster.apart import pool_slots
+from workbench.cluster.apart.engine_link import EngineLink
+from workbench.cluster.apart.pool_messages import Start
 from workbench.cluster.cluster import Cluster
+from workbench.cluster.launcher import Launcher
+from workbench.errors import WorkbenchError
 from workbench.trace.events import Moved
 
 
@@ -35,3 +44,20 @@ def check_killed_replica(cluster: Cluster) -> list[Moved]:
     assert number not in cluster.replicas
     leave()
     return moves
+
+
+def check_cancelled_start(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancel a start whose processes run and do not get ready: it ends at once."""
+    has_process, send = threading.Event(), EngineLink.send
+
+    def withhold(link: EngineLink, message: object) -> None:
+        has_process.set() if isinstance(message, Start) else send(link, message)
+
+    monkeypatch.setattr(EngineLink, "send", withhold)
+    monkeypatch.setattr(pool_slots, "START_SECONDS", limit(60))
+    with ThreadPoolExecutor() as threads, pytest.raises(WorkbenchError, match="its process has ended"):
+        start = threads.submit(launcher.start, 1, CONFIG)
+        has_process.wait()
+        launcher.cancel_starts()
+        start.result()
+    launcher.close()

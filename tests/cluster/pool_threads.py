@@ -74,6 +74,9 @@ class ThreadProcess:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
+    def end_soon(self) -> None:
+        self.kill()
+
     def kill(self) -> None:
         self.connection.close()
         self.mortal.go_on()

@@ -16,6 +16,7 @@ from tests.helpers.events import of
 from tests.patience import limit, until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.front import FleetLimits
+from workbench.cluster.launcher import pause_before_start
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
@@ -47,11 +48,11 @@ def test_a_cluster_streams_as_a_runner(cluster: Cluster) -> None:
     ).ids  # fmt: skip
 
 
-def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster) -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_closing_a_stream_cancels_and_frees_its_pages(cluster: Cluster, has_begun: bool) -> None:
     stream = cluster.stream("def fib(n):", **{**ASKED, "max_tokens": 400})
-    for event in stream:
-        if isinstance(event, Decoded):
-            break
+    while has_begun and not isinstance(next(stream), Decoded):
+        pass
     stream.close()  # type: ignore[attr-defined] (of a process)
     until(lambda: cluster.accounts[""].ended["cancelled"] == 1)
     assert cluster.pages.used == 0 and cluster.num_requests() == (0, 0)
@@ -69,7 +70,7 @@ def test_a_lost_replica_is_replaced_and_its_requests_go_on(cluster: Cluster, lau
         assert end.token_ids == wanted
         assert [each.index for each in decoded(handle.events)] == list(range(len(wanted)))
     moved = {each.reason for handle in handles for each in of(Moved, handle.events)}
-    assert moved <= {"the power failed"}
+    assert moved <= {f"replica {victim.number}: the power failed"}
     until(lambda: len(cluster.replicas) == 2 and 3 in cluster.replicas)
     assert victim.number not in cluster.replicas
     assert cluster.accounts[""].ended == {"length": 4} and cluster.pages.used == 0
@@ -140,7 +141,7 @@ def test_a_full_fleet_refuses_over_http_and_goes_on(launcher: Threads) -> None:
         body = {"model": "demo", "prompt": "x", "max_tokens": 1}
         refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=limit(60))
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-        assert "the fleet is full: 1 requests wait" in refused.json()["error"]["message"]
+        assert "the fleet is full, with 1 waiting" in refused.json()["error"]["message"]
         body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         refused = httpx.post(f"{server.url}/v1/messages", json=body, timeout=limit(60))
         assert refused.status_code in (400, 529)  # a model without control tokens cannot chat
@@ -220,8 +221,13 @@ def test_a_batch_runs_on_a_cluster(cluster: Cluster) -> None:
     assert json.loads(line)["response"]["body"]["choices"][0]["text"] == alone("def fib(n):").output_text
 
 
+@pytest.mark.parametrize(("others_serve", "later"), [(True, [5, 10, 20, 40, 60, 60]), (False, [None] * 6)])
+def test_successors_follow_at_once_and_then_after_pauses_while_others_serve(others_serve: bool, later: list) -> None:
+    assert [pause_before_start(failed, others_serve) for failed in range(9)] == [0, 0, 0, *later]
+
+
 def test_a_start_that_fails_is_reported_and_tried_again(launcher: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.cluster.deployments.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("workbench.cluster.launcher.FIRST_PAUSE", 0.05)
     lines: list[str] = []
     with Cluster(CONFIG, 2, launcher=launcher, report=lines.append) as cluster:
         launcher.broken = "no memory is left"
@@ -230,20 +236,3 @@ def test_a_start_that_fails_is_reported_and_tried_again(launcher: Threads, monke
         assert cluster.num_replicas() == 1
         launcher.broken = ""
         until(lambda: cluster.num_replicas() == 2)
-
-
-def test_what_broke_an_engine_is_the_reason_of_its_loss(launcher: Threads) -> None:
-    lines: list[str] = []
-    with Cluster(CONFIG, 2, launcher=launcher, report=lines.append) as cluster:
-        asked = cluster.submit("def fib(n):", **{**ASKED, "max_tokens": 400})
-        until_begun([asked])
-        (number,) = (number for number, view in cluster.front.replicas.items() if view.requests)
-        broken = next(each for each in launcher.started if each.number == number)
-
-        def fail(*_: object) -> None:
-            raise ArithmeticError("a step went wrong")
-
-        broken.runner.step = fail  # type: ignore[method-assign]
-        assert asked.wait(limit(60)) and not asked.error
-        (moved,) = of(Moved, asked.events)
-        assert "a step went wrong" in moved.reason and any("a step went wrong" in line for line in lines)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,22 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrupted
-from tests.cluster.threads import CONFIG, demo
 from tests.helpers.events import of
-from tests.patience import until
 from tests.thorough import tries
 from workbench.cluster.accounts import FleetAccount
-from workbench.cluster.fleet_request import SampleState
+from workbench.cluster.fleet_request import FleetRequest
 from workbench.cluster.front import FleetLimits, Front
 from workbench.cluster.prefixes import PrefixGuess
-from workbench.cluster.replica import ReplicaEngine, Report
 from workbench.cluster.submissions import Submission, Submissions
 from workbench.engine.resume import why_not_resumable
-from workbench.engine.runner import Runner
-from workbench.files import note_own
 from workbench.request import Request
 from workbench.simulate.routers import router_from
 from workbench.trace.events import Decoded, Event, Finished, Moved, Prefilled, Routed, Stepped, Submitted
+from workbench.units import format_seconds
 
 LOSSES = 2
 CLAIMS = ("reason", "ended_by", "stop_reason", "token_ids", "output_text", "thought_text", "thinking_tokens",
@@ -47,6 +43,8 @@ class Fleet(RuleBasedStateMachine):
         self.submitted: dict[str, tuple[int, Sink, Submission]] = {}
         self.cancelled: set[str] = set()
         self.heard: list[Event] = []
+        self.lost: list[int] = []  # computed tokens of lost attempts
+        self.handing_over = {"killed"}  # why requests move
         self.count = 0
 
     @initialize(router=st.sampled_from(ROUTERS), replicas=st.integers(1, 3), room=st.integers(1, 6))
@@ -87,13 +85,20 @@ class Fleet(RuleBasedStateMachine):
                 self.front.arrive()
                 self.front.take_report(replica.number, replica.turn())
 
+    def lose(self, replica: SteppedReplica, leave: Callable[[], None]) -> None:
+        """Note the tokens of each attempt that ends as a replica is lost or leaves."""
+        view = self.front.replicas[replica.number]
+        before = [(one.name, each.computed_now) for one in view.requests.values() for each in one.unfinished]
+        leave()
+        self.lost += [computed for name, computed in before if name not in view.requests]
+
     @rule(place=st.integers(0, 3), heard=st.booleans())
     def kill(self, place: int, heard: bool) -> None:
         """Kill a replica, also in the middle of a step whose message does not arrive."""
         replica = self._choose(place)
         if replica is not None:
             report = replica.turn()
-            self.front.lose_replica(replica.number, "killed")
+            self.lose(replica, lambda: self.front.lose_replica(replica.number, "killed"))
             if heard:  # a message that was under way
                 self.front.take_report(replica.number, report)
 
@@ -101,7 +106,8 @@ class Fleet(RuleBasedStateMachine):
     def retire(self, place: int, hand_over: bool) -> None:
         replica = self._choose(place)
         if replica is not None:
-            self.front.retire_replica(replica.number, hand_over)
+            self.handing_over |= {f"replica {replica.number} leaves"} if hand_over else set()
+            self.lose(replica, lambda: self.front.retire_replica(replica.number, hand_over))
 
     @rule(place=st.integers(0, 99))
     def cancel(self, place: int) -> None:
@@ -143,6 +149,8 @@ class Fleet(RuleBasedStateMachine):
                 self.front.take_report(replica.number, replica.turn())
             assert replica.runner.scheduler.pages_in_use == 0
         assert self.front.num_requests == self.front.num_waiting == self.front.pages.used == 0
+        assert not any(view.is_leaving for view in self.front.replicas.values())
+        assert {each.reason for each in of(Moved, self.heard)} <= self.handing_over
         assert not self.front.submissions._taken and not any(view.names for view in self.front.replicas.values())
         for name, (place, sink, _) in self.submitted.items():
             check_request(name, place, sink, name in self.cancelled)
@@ -152,37 +160,17 @@ class Fleet(RuleBasedStateMachine):
         )
         assert all(each.replica for each in self.heard if isinstance(each, Decoded | Moved | Routed | Stepped))
         account = self.front.accounts[""]
-        assert (account.lost_attempts, account.lost_tokens) == lost(own)
-
-
-def lost(events: list[Event]) -> tuple[int, int]:
-    """Return the attempts of samples that were lost, and the tokens that had been computed in them, by the events."""
-    attempts, tokens = 0, 0
-    under_way: dict[tuple[str, int], int] = {}  # tokens of the present attempt
-    first: dict[tuple[str, int], bool] = {}  # its next token is its first, of its prefill's last position
-    for each in events:
-        key = each.request_id, each.sample
-        match each:
-            case Routed():
-                under_way[key], first[key] = 0, True
-            case Prefilled():
-                under_way[key] += each.tokens
-            case Decoded():
-                under_way[key], first[key] = under_way[key] + (not first[key]), False
-            case Finished(replica=replica) if replica:
-                under_way.pop(key)
-            case Moved() | Finished() if key in under_way:
-                attempts, tokens = attempts + 1, tokens + under_way.pop(key)
-    return attempts, tokens
+        assert (account.lost_attempts, account.lost_tokens) == (len(self.lost), sum(self.lost))
 
 
 def check_routes(events: list[Event]) -> None:
     """Assert that whatever a sample emits on a replica follows the choice of that replica, which has its numbers."""
-    replica, moved = 0, None
+    replica, moved, tokens = 0, None, 0
     for each in events:
+        tokens += isinstance(each, Decoded)
         match each:
             case Moved():
-                assert each.source == replica and moved is None
+                assert (each.source, each.generated_tokens) == (replica, tokens) and moved is None
                 moved = each
             case Routed():
                 assert (moved is None) == (replica == 0)  # its first, or right after a move to the same
@@ -246,11 +234,6 @@ def ask(front: Front, place: int, name: str = "r", **more: Any) -> Sink:
     return sink
 
 
-def serving(front: Front, replicas: list[SteppedReplica]) -> list[SteppedReplica]:
-    """Return the replicas, first the one that has requests."""
-    return sorted(replicas, key=lambda each: not front.replicas[each.number].requests)
-
-
 def finish(front: Front, replicas: list[SteppedReplica]) -> None:
     while front.num_requests:
         for each in replicas:
@@ -258,43 +241,12 @@ def finish(front: Front, replicas: list[SteppedReplica]) -> None:
                 front.take_report(each.number, each.turn())
 
 
-def test_a_request_goes_on_after_what_was_streamed() -> None:
-    front, replicas = fleet()
-    sink = ask(front, 1)
-    first, second = serving(front, replicas)
-    for _ in range(6):
-        front.take_report(first.number, first.turn())
-    before = len(of(Decoded, sink.events))
-    assert 0 < before < len(uninterrupted(1)[0].token_ids)
-    front.lose_replica(first.number, "killed by a test")
-    (moved,) = of(Moved, sink.events)
-    assert (moved.source, moved.replica, moved.generated_tokens) == (first.number, second.number, before)
-    assert moved.reason == "killed by a test"
-    assert [(each.replica, len(each.options)) for each in of(Routed, sink.events)] == [
-        (first.number, 2), (second.number, 1)
-    ]  # fmt: skip
-    finish(front, [second])
-    check_request("r", 1, sink, False)
-    assert (front.accounts[""].moves, front.num_lost) == (1, 1)
-
-
-def test_what_kills_every_replica_fails_by_name() -> None:
-    front, replicas = fleet(4, losses=2)
-    sink = ask(front, 1)
-    while not sink.is_done:
-        (serving,) = (number for number, view in front.replicas.items() if view.requests)
-        front.lose_replica(serving, "out of memory")
-    end = sink.events[-1]
-    assert isinstance(end, Finished) and end.reason == "error"
-    assert end.error == "3 replicas ended while they served it, the last one: out of memory"
-
-
 def test_without_room_requests_wait_in_order_and_too_many_are_refused() -> None:
     front, (one,) = fleet(1, replica_samples=1, waiting=2)
     sinks = [ask(front, 0, f"r{number}") for number in range(4)]
     assert front.num_waiting == 2
     refused = sinks[3].events[-1]
-    assert isinstance(refused, Finished) and "the fleet is full: 2 requests wait" in refused.error
+    assert isinstance(refused, Finished) and "the fleet is full, with 2 waiting" in refused.error
     assert (refused.reason, refused.ended_by) == ("refused", "overloaded")
     finish(front, [one])
     ends = [next(each.time for each in of(Finished, sink.events)) for sink in sinks[:3]]
@@ -309,21 +261,6 @@ def test_an_id_that_is_taken_is_refused_and_the_first_goes_on() -> None:
     assert [(each.reason, each.ended_by) for each in of(Finished, second.events)] == [("refused", "")]
     finish(front, replicas)
     check_request("r", 2, first, False)
-
-
-def test_a_leaving_replica_hands_over_or_drains() -> None:
-    for hand_over in (True, False):
-        front, replicas = fleet()
-        sink = ask(front, 1)
-        first, _ = serving(front, replicas)
-        for _ in range(4):
-            front.take_report(first.number, first.turn())
-        front.retire_replica(first.number, hand_over)
-        assert first.is_stopped == hand_over
-        finish(front, replicas)
-        check_request("r", 1, sink, False)
-        assert first.is_stopped and first.number not in front.replicas
-        assert any(isinstance(each, Moved) for each in sink.events) == hand_over
 
 
 def test_prefix_aware_routing_follows_what_a_replica_computed() -> None:
@@ -342,21 +279,6 @@ def test_prefix_aware_routing_follows_what_a_replica_computed() -> None:
         assert {name[0] for name in front.replicas[2].requests} == {"b"}
     finish(front, replicas)
     assert front.replicas[1].cached_tokens(asked.prompt_ids, "another salt") == 0
-
-
-@given(st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=3))
-def test_what_a_prompt_brings_is_emitted_once_however_often_it_is_prefilled(attempts: list[list[int]]) -> None:
-    """Each attempt brings logprobs and pins from the first on, in parts of its own, and is lost anywhere."""
-    state, emitted = SampleState(0), dict[str, list[int]](logprobs=[], pinned=[])
-    for parts in attempts:
-        for number, size in enumerate(parts):
-            begin = sum(parts[:number])
-            brought: Any = dict.fromkeys(emitted, tuple(range(begin, begin + size)))
-            event = state.take(Prefilled(0.0, **brought))
-            for name, entries in emitted.items():
-                entries += getattr(event, name)
-        state.lose()
-    assert emitted == dict.fromkeys(emitted, [*range(max(map(sum, attempts)))])
 
 
 @given(pages=st.integers(0, 6), rest=st.integers(0, 1), capacity=st.integers(0, 5))
@@ -449,28 +371,16 @@ def test_an_account_has_each_latency_of_the_samples_that_had_it(ends: list[Any],
     rows = dict(account.rows())
     assert rows["samples"] == len(ends) - left and rows["output tokens"] == sum(tokens for tokens, *_ in ends)
     for name, values in (("TTFT, median", ttft), ("TPOT, median", tpot)):
-        assert rows[name] == (f"{1e3 * median(values):.1f} ms" if values else "unknown")
+        assert rows[name] == format_seconds(median(values) if values else None)
 
 
 def test_the_next_arrival_is_the_first_of_all_submissions() -> None:
     known = Submissions()
     assert known.next_arrival() is None
-    made = [known.add(Sink(), [replace(MENU[0], request_id=f"{at}", arrival=at) for at in times], False, 100.0)
-            for times in ((7.0, 2.0, 5.0), (4.0, 3.0))]  # fmt: skip
+    for times in ((7.0, 2.0, 5.0), (4.0, 3.0)):
+        known.add(Sink(), [FleetRequest(MENU[0], at) for at in times])
     seen = []
     while (due := known.next_arrival()) is not None:
-        seen.append(due - 100.0)
-        next(each for each in made if each.pending and each.pending[-1].arrival == due).pending.pop()
+        ((_, each),) = known.due(due)
+        seen.append(each.arrival)
     assert seen == [2.0, 3.0, 4.0, 5.0, 7.0]
-
-
-def test_a_refusal_names_no_path_of_its_replica(tmp_path: Path) -> None:
-    """A client reads why its request is refused, and no front knows the paths of other machines."""
-    reports: list[Report] = []
-    engine = ReplicaEngine(Runner(CONFIG, demo()), reports.append)
-    asked = "/a/client's/own"
-    engine.submit([Request("r", (), invalid_reason=f"{note_own(tmp_path / 'm.gguf')}: has no {asked}")])
-    until(lambda: of(Finished, [event for report in reports for event in report.events]))
-    (end,) = of(Finished, [event for report in reports for event in report.events])
-    engine.close()
-    assert end.reason == "refused" and end.error.endswith(f"m.gguf: has no {asked}") and str(tmp_path) not in end.error

@@ -298,6 +298,6 @@ def test_what_is_not_ones_own_is_refused() -> None:
     with pytest.raises(ValueError, match="are not of process"):
         ledger.offer(TransferKey("r", 1), 1, [pages])
     ledger.claim(TransferKey("r", 0), 1)
-    with pytest.raises(ValueError, match="has not borrowed"):
+    with pytest.raises(ValueError, match="pages that it has not borrowed"):
         ledger.give_back(1, [[*pages, *pages]])
     assert ledger.give_back(1, [pages]) == {0: [pages]}

@@ -3,6 +3,7 @@ free at home in the end."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
@@ -32,10 +33,13 @@ DEATHS = st.lists(st.tuples(st.integers(2, 16), st.booleans()), max_size=1)  # n
 
 
 def run(pools: PrefillDecodePools, asked: list[Request]) -> dict[str, tuple[int, ...]]:
-    found, emitted = {}, Counter()
+    found, emitted = {}, Counter((each.request_id, *token) for each in asked for token in enumerate(each.generated_ids))
     for event in pools.stream(asked):
         if isinstance(event, Decoded):
             emitted[event.request_id, event.index, event.token_id] += 1
+        elif isinstance(event, Moved):
+            assert event.generated_tokens == sum(name == event.request_id for name, *_ in emitted)
+            assert event.reason.startswith("its process ended: ") and event.source
         elif isinstance(event, Finished):
             assert not event.error and event.reason == "length"
             found[event.request_id] = event.token_ids
@@ -77,40 +81,86 @@ def test_texts_and_pages_survive_any_deaths(data: st.DataObject) -> None:
     asked = drawn_requests(data, f"{draw(st.integers(0, 99))}-")
     alone = finals(runner_of(loaded.transformer, **chosen), asked)
     counts = draw(st.integers(1, 2)), draw(st.integers(0, 2))
-    names = [f"{'prefill' if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
+    first = "prefill" if counts[1] else "engine"
+    names = [f"{first if number < counts[0] else 'decode'} {number}" for number in range(sum(counts))]
     started = StartThreads(lambda config: loaded, {name: draw(DEATHS) for name in names})
     config = EngineConfig.build(**chosen)
     transfer: Transfer = draw(st.sampled_from(get_args(Transfer)))
-    with PrefillDecodePools(config, *counts, transfer=transfer, processes=started, max_restarts=3) as pools:
+    with PrefillDecodePools(config, *counts, transfer=transfer, processes=started) as pools:
         assert run(pools, asked) == alone
-        again = [replace(each, request_id=f"{each.request_id} again") for each in asked]
+        kept = {name: ids[: draw(st.integers(0, len(ids) - 1))] for name, ids in alone.items()}
+        again = [
+            replace(each, request_id=f"{each.request_id} again", generated_ids=kept[each.request_id]) for each in asked
+        ]
         assert run(pools, again) == {f"{name} again": ids for name, ids in alone.items()}
         check_no_page_leaks(pools, started)
 
 
-def test_a_request_whose_engines_always_die_ends_with_an_error_and_the_others_do_not() -> None:
+def test_a_request_whose_engines_always_die_ends_with_an_error() -> None:
     loaded = LoadedModel(model_of(spec_of()), None, None)
     deadly = [(3, False)] * 9
     started = StartThreads(lambda config: loaded, {"prefill 0": list(deadly), "decode 1": list(deadly)})
     config = EngineConfig.build(page_size=4, pages=20, backend="eager")
-    with PrefillDecodePools(config, processes=started, max_restarts=3) as pools:
-        ends = of(Finished, pools.stream([request("r", 9, 40)]))
-        assert len(ends) == 1
-        assert "no engine is left" in ends[0].error or "5 attempts ended with their processes" in ends[0].error
+    with PrefillDecodePools(config, processes=started) as pools:
+        (end,) = of(Finished, pools.stream([request("r", 9, 40)]))
+        assert end.error.startswith("4 replicas ended while they served it, the last one: its process ended")
 
 
-@pytest.mark.parametrize(("place", "at"), [("prefill 0", 2), ("decode 1", 3)])  # its first tokens are lost, its second
-def test_a_death_is_an_event_of_the_request_under_which_an_engine_died(place: str, at: int) -> None:
+NEVER = (1, False)  # it dies before it serves
+CHOSEN = {"page_size": 4, "pages": 20, "backend": "eager"}
+
+
+def test_a_place_is_empty_for_a_pause_after_three_starts_that_never_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that serves is none of them."""
+    monkeypatch.setattr("workbench.cluster.launcher.FIRST_PAUSE", float("inf"))
+    monkeypatch.setattr("workbench.cluster.launcher.MAX_PAUSE", float("inf"))
     loaded = LoadedModel(model_of(spec_of()), None, None)
-    started = StartThreads(lambda config: loaded, {place: [(at, False)]})
-    config, asked = EngineConfig.build(page_size=4, pages=20, backend="eager"), request("r", 9, 12)
-    with PrefillDecodePools(config, processes=started, max_restarts=3) as pools:
-        events = list(pools.stream([asked]))
-    (moved,) = [each for each in events if isinstance(each, Moved)]
-    before = [each for each in events[: events.index(moved)] if isinstance(each, Decoded)]
-    assert moved.source == (1 if place == "prefill 0" else 2) and moved.generated_tokens == len(before)
-    assert moved.reason.startswith("its process ended: ") and moved.request_id == "r"
-    assert end_of(events).token_ids == finals(runner_of(loaded.transformer, page_size=4, pages=20), [asked])["r"]
+    deaths, asked = [(2, False), NEVER, NEVER, (2, False), NEVER, NEVER, NEVER], [request("r", 9, 12)]
+    started = StartThreads(lambda config: loaded, {"decode 1": deaths})
+    with PrefillDecodePools(EngineConfig.build(**CHOSEN), processes=started) as pools:
+        assert run(pools, asked) == finals(runner_of(loaded.transformer, page_size=4, pages=20), asked)
+        slot = pools.slots[1]
+        until(lambda: not deaths and slot.state in ("gone", "ready"))
+        assert slot.state == "gone"
+        pools.call(lambda: setattr(slot, "starts_at", 0.0))
+        until(lambda: slot.state == "ready")
+        assert slot.failed_starts == 0 and run(pools, asked) and pools.counts["handed over"]
+
+
+@pytest.mark.parametrize(("count", "pause", "given_up"), [(1, 1e6, 1), (2, 1e6, 0), (2, float("inf"), 1)])
+def test_no_successor_follows_three_failed_starts_where_nothing_else_will_serve(
+    monkeypatch: pytest.MonkeyPatch, count: int, pause: float, given_up: int
+) -> None:
+    """Another engine will, after any pause but the longest, and requests wait for it."""
+    monkeypatch.setattr("workbench.cluster.launcher.FIRST_PAUSE", pause)
+    monkeypatch.setattr("workbench.cluster.launcher.MAX_PAUSE", float("inf"))
+    loaded = LoadedModel(model_of(spec_of()), None, None)
+    deaths = [(2, False), *(NEVER,) * (3 + given_up)]
+    started = StartThreads(lambda config: loaded, {f"engine {number}": [*deaths] for number in range(count)})
+    with PrefillDecodePools(EngineConfig.build(**CHOSEN), count, 0, processes=started) as pools:
+        handle = pools.submit(request("r", 9, 12))
+        until(lambda: all(slot.state == "gone" for slot in pools.slots))
+        left = [slot for slot in pools.slots if slot.starts_at is not None]
+        assert len(left) == count - given_up and started.num_started == 4 * count
+        pools.call(lambda: [setattr(slot, "starts_at", 0.0) for slot in left])
+        until(lambda: handle.done)
+    assert end_of(handle.events).error.startswith("no engine is left") == given_up
+
+
+def test_no_successor_starts_when_pools_close() -> None:
+    loaded = LoadedModel(model_of(spec_of()), None, None)
+    started, is_busy, goes_on = StartThreads(lambda config: loaded), threading.Event(), threading.Event()
+    pools = PrefillDecodePools(EngineConfig.build(**CHOSEN), processes=started)
+    pools._put(lambda: (is_busy.set(), goes_on.wait()))
+    is_busy.wait()
+    pools._put(lambda: pools._died(pools.slots[1], "planted"))
+    pools._thread.close(pools._stop)
+    goes_on.set()
+    pools.close()
+    pools._thread.join()
+    for each in pools._slots._starts:
+        each.join()
+    assert started.num_started == 2
 
 
 @pytest.mark.parametrize("transfer", ["shared", "gloo"])

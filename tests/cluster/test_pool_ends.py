@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +19,19 @@ from tests.cluster.pool_threads import StartThreads
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
 from tests.helpers.processes import PIPE, start_python
-from tests.patience import limit, until
+from tests.helpers.stand_in import stand_in
+from tests.patience import until
 from workbench.cluster.apart import pool_processes
 from workbench.cluster.apart.page_channel import GlooLink
 from workbench.cluster.apart.pool_engine import PoolEngine
-from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.request_handle import RequestHandle
 from workbench.errors import WorkbenchError
+from workbench.files import note_own
 from workbench.request import Request
-from workbench.trace.events import Decoded, Event, Finished, HandedOver
+from workbench.trace.events import Event, Finished, HandedOver
 from workbench.widgets.fleet.data import IN_FLIGHT, FleetBook
 from workbench.widgets.fleet.source import open_fleet
 
@@ -48,6 +51,11 @@ def samples(name: str, count: int = 4) -> Counter[tuple[str, int]]:
     return Counter((name, number) for number in range(count))
 
 
+def cancel_queued(pools: PrefillDecodePools) -> None:
+    """Cancel request `r` while it waits for a process, since the first one has lost it."""
+    pools.call(lambda: (pools._requests.lost(pools.slots[0], {"r"}, "it was killed"), pools._requests.cancel_id("r")))
+
+
 @pytest.fixture
 def loaded() -> LoadedModel:
     return LoadedModel(model_of(spec_of()), None, None)
@@ -64,16 +72,23 @@ def test_a_taken_id_ends_every_sample_of_the_second(loaded, sampling: dict[str, 
     assert sum("is already taken" in error for error in errors) == 4
 
 
+def test_a_refusal_names_no_path_of_the_engine(loaded, tmp_path: Path) -> None:
+    own = note_own(tmp_path / "part.py")  # which the engine's process works with, and the front's knows nothing of
+    refused = request("r", 9, 8, sampler={"path": f"{own}:Missing"})
+    with pools_of(StartThreads(lambda config: loaded)) as pools:
+        (end,) = of(Finished, list(pools.stream([refused])))
+    assert "part.py" in end.error and str(tmp_path) not in end.error
+
+
 @SHARED
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_cancel_and_a_close_end_every_sample(loaded, sampling: dict[str, int], closes: bool) -> None:
-    start, events = StartThreads(lambda config: loaded), list[Event]()
+    start = StartThreads(lambda config: loaded)
     with pools_of(start, 1, 0) as pools:
-        start.living["prefill 0"].mortal.hang()  # nothing is computed, and nothing is answered
-        assert pools.submit(request("r", 9, 8, **sampling), events.append) == 4
-        if not closes:  # while it is queued
-            pools.call(lambda: pools._requests.lost(pools.slots[0], {"r"}, "it was killed"))
-            pools.cancel("r")
+        start.living["engine 0"].mortal.hang()  # nothing is computed, and nothing is answered
+        events = pools.submit(request("r", 9, 8, **sampling)).events
+        if not closes:
+            cancel_queued(pools)
             until(lambda: ends_of(events) == samples("r"))
     assert ends_of(events) == samples("r")
     assert all(each.reason == "cancelled" for each in of(Finished, events))
@@ -81,66 +96,37 @@ def test_a_cancel_and_a_close_end_every_sample(loaded, sampling: dict[str, int],
 
 def test_a_cancel_ends_every_sample_that_waits_for_pages(loaded) -> None:
     """In its engine, behind a request that has them."""
-    start, events = StartThreads(lambda config: loaded), list[Event]()
-    with pools_of(start) as pools:
-        pools.submit(request("long", 9, 60), events.append)
-        pools.submit(request("r", 9, 40, beams=4), events.append)
+    with pools_of(StartThreads(lambda config: loaded)) as pools:
+        handle = pools.submit([request("long", 9, 60), request("r", 9, 40, beams=4)])
         pools.cancel("r")
         pools.cancel("long")
-        until(lambda: pools.call(lambda: pools._requests.is_empty))
+        until(lambda: handle.done)
+    events = handle.events
     assert ends_of(events) == samples("r") + samples("long", 1)
-
-
-def test_a_resumed_request_keeps_its_tokens_when_its_process_dies(loaded) -> None:
-    asked = request("r", 9, 12)
-    ids = finals(runner_of(loaded.transformer, **CHOSEN), [asked])["r"]
-    for message in range(3, 9):
-        start = StartThreads(lambda config: loaded, {"prefill 0": [(message, True)]})
-        with pools_of(start, 1, 0) as pools:
-            events = list(pools.stream([replace(asked, generated_ids=ids[:2])]))
-            assert pools.counts["processes that died"] == 1
-        end = end_of(events)
-        assert end.token_ids == ids
-        streamed = [(each.index, each.token_id) for each in of(Decoded, events)]
-        assert streamed == list(enumerate(ids))[2:]
 
 
 @pytest.mark.parametrize("is_queued", [True, False])
 def test_a_cancel_of_a_retry_says_what_was_streamed(monkeypatch, loaded, is_queued: bool) -> None:
     """It waits for a process, or in one for pages."""
     monkeypatch.setattr(PoolEngine, "_has_pages", lambda self, run: False)  # as if all were lent
-    start, events = StartThreads(lambda config: loaded), list[Event]()
+    start = StartThreads(lambda config: loaded)
     ids = finals(runner_of(loaded.transformer, **CHOSEN), [request("r", 9, 12)])["r"]
     with pools_of(start) as pools:
         if is_queued:
             start.living["prefill 0"].mortal.hang()
-        pools.submit(replace(request("r", 9, 12), generated_ids=ids[:10]), events.append)
-        if is_queued:
-            pools.call(lambda: pools._requests.lost(pools.slots[0], {"r"}, "it was killed"))
-        pools.cancel("r")
-        until(lambda: events)
-    end = end_of(events)
+        handle = pools.submit(replace(request("r", 9, 12), generated_ids=ids[:10]))
+        cancel_queued(pools) if is_queued else pools.cancel("r")
+        until(lambda: handle.done)
+    end = end_of(handle.events)
     assert (end.reason, end.token_ids, end.prompt_tokens) == ("cancelled", ids[:10], 9)
-
-
-@pytest.mark.parametrize("transfer", ["shared", "gloo"])
-def test_an_engine_that_hangs_is_ended_and_its_requests_go_on(loaded, transfer: Transfer) -> None:
-    asked = [request(f"r{number}", 9 + number, 12) for number in range(3)]
-    alone = finals(runner_of(loaded.transformer, **CHOSEN), asked)
-    for place in ("prefill 0", "decode 1"):
-        start = StartThreads(lambda config: loaded)
-        with pools_of(start, transfer=transfer, step_seconds=limit(0.1)) as pools:
-            start.living[place].mortal.hang()
-            found = {each.request_id: each.token_ids for each in of(Finished, pools.stream(asked))}
-            assert found == alone and pools.counts["processes that died"] >= 1
 
 
 def test_a_full_socket_blocks_neither_the_others_nor_the_end(loaded) -> None:
     start = StartThreads(lambda config: loaded)
     with pools_of(start, 2, 0, step_seconds=None) as pools:
-        start.living["prefill 0"].mortal.hang()
+        start.living["engine 0"].mortal.hang()
         for number in range(4):  # two megabytes each, two for each engine
-            pools.submit(Request(f"big {number}", (5,) * 1_000_000, request("r", 9, 4).sampling), lambda event: None)
+            pools.submit(Request(f"big {number}", (5,) * 1_000_000, request("r", 9, 4).sampling))
         until(lambda: sorted(len(each.requests) for each in pools.snapshot().engines) == [0, 2])
 
 
@@ -172,8 +158,8 @@ def test_listeners_snapshots_and_views_name_samples_as_streams_do(loaded) -> Non
     start, heard, book = StartThreads(lambda config: loaded), list[Event](), FleetBook()
     with pools_of(start, listener=heard.append) as pools:
         start.living["decode 1"].mortal.hang()
-        source, streamed = open_fleet(pools), list[Event]()
-        pools.submit(request("r", 9, 6, n=2, temperature=0.7, seed=3), streamed.append)
+        source = open_fleet(pools)
+        streamed = pools.submit(request("r", 9, 6, n=2, temperature=0.7, seed=3)).events
         until(lambda: len(pools.snapshot().in_flight) == 2)
         assert {(each.request_id, each.sample) for each in pools.snapshot().in_flight} == {("r", 0), ("r", 1)}
         members, ways = source.read()
@@ -187,24 +173,35 @@ def test_listeners_snapshots_and_views_name_samples_as_streams_do(loaded) -> Non
     assert {each.sample for each in of(HandedOver, streamed)} == {0, 1}
 
 
-def fail(event: Event) -> None:
+def test_a_close_ends_a_request_whose_offer_waits_for_an_engine(monkeypatch, loaded) -> None:
+    """And is no error of the pools: the offer would be placed once more."""
+    with pools_of(StartThreads(lambda config: loaded)) as pools:
+        monkeypatch.setattr(pools._slots, "start", lambda *_: None)  # of a successor, which does not come
+        pools.call(lambda: pools._died(pools.slots[1], "planted"))
+        events = pools.submit(request("r", 9, 6)).events
+        until(lambda: pools.snapshot().in_flight)
+    assert end_of(events).reason == "cancelled" and not pools.error
+
+
+def fail(*_: object) -> None:
     raise ZeroDivisionError("planted")
 
 
 def test_a_listener_that_raises_is_dropped_and_everything_goes_on(loaded) -> None:
     """At an event or at the end of all requests; one that raises again there kept the engines and hung the stream."""
     start, heard, lines = StartThreads(lambda config: loaded), list[Event](), list[str]()
+    ill = stand_in(RequestHandle, emit=fail)
     with pools_of(start, listener=fail, report=lines.append) as pools:
         pools.listen(heard.append)
         events = list(pools.stream(request("r", 9, 4)))
         assert ends_of(events) == samples("r", 1) and not pools.error
         assert [each for each in heard if each.request_id] == events
-        assert len(lines) == 1 and "a listener of the pools failed" in lines[0] and "planted" in lines[0]
-        pools.submit(request("s", 9, 4), fail)
+        assert len(lines) == 1 and "is called no more" in lines[0] and "planted" in lines[0]
+        pools.submit_to(ill, [request("s", 9, 4)])
         until(lambda: ends_of(heard)["s", 0])
-        assert len(lines) == 2 and lines[1].startswith("request s: its receiver failed")
+        assert len(lines) == 2 and lines[1].startswith("a sink raised")
         start.living["decode 1"].mortal.hang()
-        pools.submit(request("t", 9, 4), fail)
+        pools.submit_to(ill, [request("t", 9, 4)])
         pools.listen(fail)
     assert ends_of(heard)["t", 0] == 1
     assert all(slot.process is None for slot in pools.slots)
@@ -237,11 +234,11 @@ def test_a_listener_may_ask_the_pools_and_close_them(loaded) -> None:
 
 def test_a_cancel_ends_no_request_whose_id_looks_like_a_sample(loaded) -> None:
     """Of another request."""
-    start, events, alike = StartThreads(lambda config: loaded), list[Event](), list[Event]()
+    start = StartThreads(lambda config: loaded)
     with pools_of(start) as pools:
         start.living["prefill 0"].mortal.hang()
-        pools.submit(request("issue#12", 9, 20), alike.append)
-        pools.submit(request("issue", 9, 40, n=2, temperature=0.7, seed=3), events.append)
+        alike = pools.submit(request("issue#12", 9, 20)).events
+        events = pools.submit(request("issue", 9, 40, n=2, temperature=0.7, seed=3)).events
         pools.cancel("issue")
         pools.call(lambda: start.living["prefill 0"].mortal.go_on())
         until(lambda: ends_of(events) == samples("issue", 2) and ends_of(alike) == samples("issue#12", 1))
@@ -249,24 +246,40 @@ def test_a_cancel_ends_no_request_whose_id_looks_like_a_sample(loaded) -> None:
     assert [each.reason for each in of(Finished, alike)] == ["length"]
 
 
-def test_a_stream_that_is_closed_cancels_only_what_it_was_given(loaded) -> None:
-    """And not the request of another stream, whose id it was refused for."""
-    start, first = StartThreads(lambda config: loaded), list[Event]()
+def test_a_handle_that_is_stopped_cancels_only_what_it_was_given(loaded) -> None:
+    """And not the request of another handle, whose id it was refused for."""
+    start = StartThreads(lambda config: loaded)
     with pools_of(start) as pools:
         start.living["prefill 0"].mortal.hang()
-        pools.submit(request("a", 9, 12), first.append)
-        second = pools.stream([request("a", 9, 12), request("b", 9, 12)])
-        refused = next(second)
-        assert isinstance(refused, Finished) and "is already taken" in refused.error
-        second.close()
+        first = pools.submit(request("a", 9, 12))
+        second = pools.submit([request("a", 9, 12), request("b", 9, 12)])
+        until(lambda: second.events)
+        assert "is already taken" in end_of(second.events).error
+        second.stop()
         start.living["prefill 0"].mortal.go_on()
-        until(lambda: pools.call(lambda: pools._requests.is_empty))
-    assert [each.reason for each in of(Finished, first)] == ["length"]
+        until(lambda: first.done and second.done)
+    assert [each.reason for each in of(Finished, first.events)] == ["length"]
+    assert [each.reason for each in of(Finished, second.events)] == ["refused", "cancelled"]
 
 
 def test_an_engine_that_is_no_process_of_this_host_is_not_killed_in_silence(loaded) -> None:
     with pools_of(StartThreads(lambda config: loaded)) as pools, pytest.raises(WorkbenchError, match="prefill 0 is no"):
         pools.kill(0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("num_decode", [0, 1])
+def test_one_pool_serves_what_no_engine_can_hand_over(loaded, num_decode: int) -> None:
+    """Serve eviction with one pool: the engine that evicted tokens alone knows which remain, so it cannot hand over."""
+    chosen, asked = {**CHOSEN, "cache": {"evict": {"kind": "window", "ratio": 0.5}}}, request("r", 17, 9)
+    start, config = StartThreads(lambda config: loaded), EngineConfig.build(**chosen)
+    if num_decode:
+        with pytest.raises(WorkbenchError, match=r"leave out cache\.evict"):
+            PrefillDecodePools(config, processes=start)
+        return
+    with PrefillDecodePools(config, 2, num_decode, processes=start) as pools:
+        end = end_of(pools.stream(asked))
+    assert end.token_ids == finals(runner_of(loaded.transformer, **chosen), [asked])["r"]
 
 
 def test_the_pages_of_pools_are_known_before_the_first_request(loaded) -> None:
@@ -283,7 +296,7 @@ def test_a_process_that_outlives_its_kill_does_not_count_as_dead(monkeypatch) ->
         with monkeypatch.context() as patch:
             patch.setattr(pool_processes, "START_SECONDS", 0.01)
             patch.setattr(signal, "pidfd_send_signal", lambda *_: None)
-            with pytest.raises(WorkbenchError, match="decode 1: its process lives"):
+            with pytest.raises(WorkbenchError, match="decode 1: its process survived SIGKILL"):
                 pool_processes.end_process(fd, "decode 1")
         pool_processes.end_process(fd, "decode 1")
         assert child.wait() == -signal.SIGKILL

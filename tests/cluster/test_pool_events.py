@@ -38,7 +38,10 @@ def test_a_handover_is_in_the_stream_and_in_the_trace(transfer: Transfer) -> Non
             pools.recall()
             until(lambda: pools.snapshot().lent == ())
         found = pools.snapshot()
-    assert not found.in_flight and [each.name for each in found.engines] == ["prefill 0", "decode 1"]
+    assert not found.in_flight and [(each.name, each.role) for each in found.engines] == [
+        ("prefill 0", "prefill"),
+        ("decode 1", "decode"),
+    ]
     assert all(each.state == "ready" and not each.requests for each in found.engines)
     assert found.counts == {"handed over": 1}
     [handover] = of(HandedOver, events)

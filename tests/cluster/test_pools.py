@@ -19,6 +19,7 @@ from tests.helpers.events import of
 from tests.helpers.processes import PIPE, start_python
 from tests.patience import limit, until
 from tests.thorough import run_seed
+from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.inputs import sample_id
 from workbench.engine.loaded_model import LoadedModel
@@ -97,18 +98,17 @@ def test_requests_that_are_cancelled_end_and_leave_no_loan() -> None:
     with PrefillDecodePools(config(), processes=StartThreads(LoadedModel.load)) as pools:
         for seed, limit in ((0, 1), (1, 40)):
             asked = [replace(each, request_id=f"{each.request_id} of {seed}") for each in requests(seed)]
-            events = pools.stream(asked)
-            for _ in range(limit):
-                next(events)
-            events.close()
-        until(lambda: pools.call(lambda: pools._requests.is_empty))
+            handle = pools.submit(asked)
+            until(lambda handle=handle, limit=limit: len(handle.events) >= limit)
+            handle.stop()
+            until(lambda handle=handle: handle.done)
         until_home(pools)
 
 
 @pytest.mark.processes
 def test_a_pool_that_is_gone_leaves_its_work_to_the_other(alone) -> None:
     for number in (0, 1):
-        with PrefillDecodePools(config(), max_restarts=0) as pools:
+        with PrefillDecodePools(config(), replaces_dead=False) as pools:
             found = {}
             for place, event in enumerate(pools.stream(requests(0))):
                 if place == 12:
@@ -148,10 +148,10 @@ def test_engines_of_other_layouts_are_refused() -> None:
 
 @pytest.mark.processes
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_process_that_is_stopped_is_ended_and_its_requests_go_on(alone, number: int) -> None:
+@pytest.mark.parametrize(("number", "transfer"), [(0, "gloo"), (1, "gloo"), (1, "shared")])
+def test_a_process_that_is_stopped_is_ended_and_its_requests_go_on(alone, number: int, transfer: Transfer) -> None:
     """SIGSTOP: it answers nothing, and its connection stays."""
-    with PrefillDecodePools(config(), step_seconds=limit(0.3)) as pools:
+    with PrefillDecodePools(config(), transfer=transfer, step_seconds=limit(0.3)) as pools:
         process = pools.slots[number].process
         assert process is not None and process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)

@@ -11,12 +11,16 @@ import pytest
 
 from tests.cluster.ends import end_of, until_begun
 from tests.cluster.pool_threads import StartThreads, ThreadProcess
-from tests.cluster.threads import ASKED, CONFIG, alone, demo
+from tests.cluster.threads import ASKED, CONFIG, ThreadReplica, alone, demo
 from tests.helpers.events import of
+from tests.helpers.stand_in import stand_in
 from tests.patience import limit, until
+from workbench.cluster.apart.pool_processes import EngineProcess
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.pools import PrefillDecodePools
-from workbench.cluster.pools_replica import PoolsLauncher
+from workbench.cluster.pools_replica import PoolsLauncher, PoolsReplica
+from workbench.cluster.replica import fingerprint_of
+from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.serve.server import serve
@@ -64,6 +68,16 @@ def thread_pools() -> PoolsLauncher:
     return PoolsLauncher(1, 1, processes=StartThreads(lambda config: demo()))
 
 
+def test_a_replica_has_the_fingerprint_of_its_weights_and_settings() -> None:
+    """By which answers are cached, and clients know that they may differ."""
+    launcher = thread_pools()
+    other = CONFIG.model_copy(update={"schedule": CONFIG.schedule.model_copy(update={"max_num_seqs": 3})})
+    first, second, third = (launcher.start(number, each).ready for number, each in enumerate((CONFIG, CONFIG, other)))
+    launcher.close()
+    assert first.fingerprint == second.fingerprint == fingerprint_of(Runner(CONFIG, demo())) != third.fingerprint
+    assert first.cache_tokens == CONFIG.cache.page_size * 120
+
+
 def test_no_call_of_the_front_waits_for_an_end(monkeypatch) -> None:
     """The end of a process may take long; the end of the launcher waits for it."""
     goes_on, kill = threading.Event(), ThreadProcess.kill
@@ -97,15 +111,60 @@ def test_pools_whose_coordinator_ends_are_a_lost_replica() -> None:
         assert list(cluster.replicas.values()) != [first]
 
 
-def test_what_is_submitted_to_pools_that_have_ended_is_lost_with_them() -> None:
-    launcher, lost = thread_pools(), list[str]()
+def test_pools_without_an_engine_left_are_a_lost_replica() -> None:
+    launcher = thread_pools()
     replica = launcher.start(1, CONFIG)
-    replica.pools._put(lambda: 1 // 0)
-    until(lambda: not replica.pools._thread.is_alive())
-    replica.submit([Request("r", (5, 6), SamplingParameters(max_tokens=2))])
-    replica.cancel("r")
+    for slot, why in zip(replica.pools.slots, ("", "all its processes have ended"), strict=True):
+        slot.state = "gone"  # after three processes in a row that never served
+        assert replica.lost_by == why
+    launcher.close()
+
+
+def test_a_process_may_be_forgotten_as_it_is_read() -> None:
+    """By the coordinator, in its own thread."""
+    replica, reads = PoolsReplica.__new__(PoolsReplica), iter((stand_in(EngineProcess, pid=7), None))
+    slot = type("FadingSlot", (), {"process": property(lambda slot: next(reads))})()
+    replica.pools = stand_in(PrefillDecodePools, slots=[slot])
+    assert replica.process_id == 7
+
+
+def test_pools_that_cannot_be_described_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolsReplica, "_describe", lambda replica: 1 // 0)
+    launcher = thread_pools()
+    start: Any = launcher._start_process
+    with pytest.raises(ZeroDivisionError):
+        launcher.start(1, CONFIG)
+    assert start.num_started == 2 and not any(each._thread.is_alive() for each in start.living.values())
+
+
+def break_steps(runner: Runner) -> None:
+    def fail(*_: object) -> None:
+        raise ArithmeticError("a step went wrong")
+
+    runner.step = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_broke_an_engine_is_why_its_replica_is_lost() -> None:
+    replica, lost = ThreadReplica(1, CONFIG), list[str]()
+    replica.call(break_steps)
+    replica.submit([Request("r", (5, 6, 7), SamplingParameters(max_tokens=4))])
     replica.listen(lambda report: None, lost.append)
-    assert len(lost) == 1 and "replica 1: " in lost[0] and "division" in lost[0]
+    replica.close()
+    assert lost == ["replica 1: ArithmeticError: a step went wrong"]
+
+
+def test_a_step_that_does_not_end_is_seen() -> None:
+    """By a server's health, before it counts as lost."""
+    launcher = thread_pools()
+    replica = launcher.start(1, CONFIG)
+    start: Any = launcher._start_process
+    for each in start.living.values():
+        each.mortal.hang()
+    until(lambda: replica.busy_seconds)
+    start.living["decode 1"].mortal.go_on()
+    until(lambda: not replica.pools.slots[1].silent)
+    assert replica.pools.slots[0].silent and not replica.busy_seconds
     launcher.close()
 
 

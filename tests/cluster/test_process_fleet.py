@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,8 +15,6 @@ from workbench.cluster.cluster import Cluster
 from workbench.cluster.launcher import StartedReplica
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.cluster.process_fleet import PoolFleet, ReplicaFleet
-from workbench.cluster.ray_replicas import RayReplica, ReadyReplica, ReplicaActor
-from workbench.cluster.replica import PageCounts
 from workbench.errors import WorkbenchError
 from workbench.measure.processes.stream import serve_traffic
 from workbench.request import Request
@@ -110,7 +106,7 @@ def test_a_kill_after_the_end_of_the_traffic_is_reported() -> None:
     cluster = FewReplicas(1, 2)
     fleet = IdleFleet(cluster, cluster.kill)
     fleet.ends.set()
-    with pytest.raises(WorkbenchError, match=r"instance 1 at 3000 s; the traffic had ended after \d+\.\d+ s"):
+    with pytest.raises(WorkbenchError, match=r"instance 1 at 3000 s; the traffic ended after \d+\.\d+ s"):
         serve_traffic(fleet, [], [KillSettings(instance=1, at=3000)])
     assert not cluster.killed
 
@@ -125,18 +121,3 @@ def test_a_kill_under_way_ends_before_the_traffic_is_returned() -> None:
     fleet = IdleFleet(FewReplicas(1, 2), kill)
     serve_traffic(fleet, [], [KillSettings(instance=1, at=0)])
     assert killed == [2]
-
-
-@pytest.mark.parametrize(("message", "words"), [("", "RuntimeError"), ("gone\nand more", "RuntimeError: gone")])
-def test_a_replica_is_lost_by_an_error_of_any_text(message: str, words: str) -> None:
-    class Ray:
-        def get(self, asked: object, timeout: float) -> Any:
-            raise RuntimeError(message)
-
-        def kill(self, actor: object, no_restart: bool) -> None: ...
-
-    poll = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))  # a method of an actor, of Ray's
-    replica = RayReplica(1, Ray(), stand_in(ReplicaActor, poll=poll), ReadyReplica(PageCounts(), 0, "", 0), None)
-    lost: list[str] = []
-    replica.listen(lambda report: None, lost.append)
-    assert lost == [f"replica 1: {words}"]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
-from tests.cluster.killed import check_killed_replica
+from tests.cluster.killed import check_cancelled_start, check_killed_replica
 from tests.cluster.processes import descendants, is_alive
 from tests.cluster.threads import CONFIG
 from tests.helpers.processes import PIPE, start_python
 from tests.patience import until
 from workbench.cluster.cluster import Cluster
-from workbench.cluster.process_replicas import ProcessLauncher
+from workbench.cluster.pools_replica import ProcessLauncher
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
+from workbench.trace.events import Decoded, Event, Finished, Prefilled, Routed, Stepped
 
+REQUEST = attrgetter("request_id")
 pytestmark = pytest.mark.processes
 
 
@@ -38,6 +43,10 @@ def fail(runner: Any) -> None:
     raise ValueError("planted")
 
 
+def unpicklable(runner: Any) -> Any:
+    return threading.Lock()
+
+
 @pytest.mark.smoke
 def test_a_killed_replica_costs_no_token_and_has_a_successor(cluster: Cluster) -> None:
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
@@ -45,16 +54,34 @@ def test_a_killed_replica_costs_no_token_and_has_a_successor(cluster: Cluster) -
     assert all("its process has ended" in each.reason for each in moves)
 
 
+def test_events_name_the_replica_that_they_are_of(cluster: Cluster) -> None:
+    heard: list[Event] = []
+    leave = cluster.listen(heard.append)
+    found = cluster.stream(["def fib(n):"] * 4, max_tokens=4, ignore_eos=True)
+    events = [event for event in found if isinstance(event, Routed | Prefilled | Decoded | Finished)]
+    leave()
+    of_request = {name: {each.replica for each in events if each.request_id == name} for name in map(REQUEST, events)}
+    assert len(of_request) == 4 and all(len(numbers) == 1 for numbers in of_request.values())
+    used = set().union(*of_request.values())
+    assert used == set(cluster.replicas) == {each.replica for each in heard if isinstance(each, Stepped)}
+
+
 def test_a_replica_can_be_asked_and_its_errors_are_the_askers(cluster: Cluster) -> None:
-    for number in cluster.replicas:
+    for number, replica in cluster.replicas.items():
+        for function, error in ((fail, "ValueError: planted"), (unpicklable, "cannot pickle '_thread.lock'")):
+            with pytest.raises(WorkbenchError, match=error):
+                cluster.call(function, number)
+        assert replica.ready.process_ids == (replica.process_id,) != (os.getpid(),)  # type: ignore[attr-defined]
         assert cluster.call(vocabulary_size, number) == cluster.model.spec.vocab_size
-        with pytest.raises(WorkbenchError, match="ValueError: planted"):
-            cluster.call(fail, number)
 
 
 def test_a_replica_that_cannot_start_says_why() -> None:
-    with pytest.raises(WorkbenchError, match="could not start: no model 'nowhere'"):
+    with pytest.raises(WorkbenchError, match="engine 0 could not start: no model 'nowhere'"):
         ProcessLauncher(1, 1).start(1, EngineConfig.build("nowhere"))
+
+
+def test_a_start_is_cancelled_while_its_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cancelled_start(ProcessLauncher(1, 1), monkeypatch)
 
 
 ALONE = """
@@ -62,8 +89,12 @@ import sys
 from tests.cluster.threads import CONFIG
 from workbench.cluster.cluster import Cluster
 
+def vocabulary_size(runner):
+    return runner.model.spec.vocab_size
+
 if __name__ == "__main__":
     cluster = Cluster(CONFIG, 1, cpus=1)
+    assert cluster.call(vocabulary_size) == cluster.model.spec.vocab_size
     next(cluster.stream("def fib(n):", max_tokens=200, ignore_eos=True))
     print("serving", flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Launchers of one process share Ray: the last shuts it down. Clocks of other machines are compared. A stub is Ray."""
+"""Launchers of one process share Ray: the last shuts it down. A stub is Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import inspect
 import math
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,20 +18,13 @@ from tests.patience import until
 from workbench import ray_start
 from workbench.cluster import ray_replicas
 from workbench.cluster.front_watch import FrontWatch
-from workbench.cluster.ray_replicas import RayLauncher, ReadyReplica, ReplicaActor, SharedRay, machine_id
-from workbench.cluster.replica import PageCounts
-from workbench.engine.config import EngineConfig
+from workbench.cluster.ray_replicas import RayLauncher, SharedRay
 from workbench.errors import WorkbenchError
 
 
 class StubRay:
-    """Ray whose actors say that they are on `machine`, and answer by `now` what time it is there."""
-
-    def __init__(self, machine: str = "", now: Callable[[], float] = time.perf_counter):
-        self.is_up, self.shutdowns, self.killed = False, 0, 0
-        self.answers: dict[str, Callable[[], Any]] = {
-            "ready": lambda: ReadyReplica(PageCounts(), 7, "", 0, machine or machine_id()), "now": now,
-        }  # fmt: skip
+    def __init__(self) -> None:
+        self.is_up, self.shutdowns = False, 0
 
     def is_initialized(self) -> bool:
         return self.is_up
@@ -45,20 +37,6 @@ class StubRay:
         self.shutdowns += self.is_up
         self.is_up = False
 
-    def remote(self, **settings: Any) -> Any:
-        asked = {name: SimpleNamespace(options=lambda name=name, **_: SimpleNamespace(remote=lambda: name))
-                 for name in self.answers}  # fmt: skip
-        return lambda kind: SimpleNamespace(remote=lambda *_: stand_in(ReplicaActor, **asked))
-
-    def wait(self, asked: list[str], timeout: float) -> tuple[list[str], list[str]]:
-        return (asked, []) if asked[0] in self.answers else ([], asked)
-
-    def get(self, asked: str) -> Any:
-        return self.answers[asked]()
-
-    def kill(self, actor: Any, no_restart: bool) -> None:
-        self.killed += 1
-
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubRay], StubRay]:
@@ -69,7 +47,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubRay], StubRay]:
     monkeypatch.setattr(ray_replicas.tempfile, "mkdtemp", lambda **_: "/tmp/ray-stub")
 
     def put(ray: StubRay) -> StubRay:
-        monkeypatch.setattr(ray_replicas, "_import_ray", lambda: ray)
+        monkeypatch.setattr(ray_replicas, "import_ray", lambda what: ray)
         return ray
 
     return put
@@ -162,31 +140,3 @@ def test_a_ray_of_the_callers_stays(use: Callable[[StubRay], StubRay]) -> None:
     assert ray.is_up
     with pytest.raises(WorkbenchError, match="this process has a Ray cluster"):
         RayLauncher("127.0.0.1:6379", 1, 0.0, 2)
-
-
-def test_clocks_are_compared_with_other_machines_alone(use: Callable[[StubRay], StubRay]) -> None:
-    """Also in a Ray of the caller's, which may have several machines."""
-    for machine, ahead in (("", 0.0), ("another", 100.0)):
-        ray = use(StubRay(machine, lambda: time.perf_counter() - 100))
-        ray.init()
-        replica = RayLauncher(None, 1, 0.0, 2).start(1, EngineConfig.build("demo"))
-        assert replica.clock_ahead == pytest.approx(ahead, abs=1)
-
-
-@pytest.mark.parametrize("is_silent", [False, True])
-def test_a_replica_whose_clock_is_unknown_does_not_start(
-    use: Callable[[StubRay], StubRay], is_silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is ended, and the error says why: it fails to answer, or does not answer in time."""
-    monkeypatch.setattr(ray_replicas, "READY_SECONDS", 0.0)
-
-    def now() -> float:
-        raise RuntimeError("no clock")
-
-    ray = use(StubRay("another", now))
-    launcher = RayLauncher(None, 1, 0.0, 2)
-    if is_silent:
-        ray.wait = lambda asked, timeout: ([], asked) if asked == ["now"] else (asked, [])
-    with pytest.raises(WorkbenchError, match="replica 1 did not start: " + ("Timeout" if is_silent else "Runtime")):
-        launcher.start(1, EngineConfig.build("demo"))
-    assert ray.killed == 1

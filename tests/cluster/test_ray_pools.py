@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from tests.cluster.ends import pids, until_home
 from tests.cluster.pool_requests import config, requests
 from tests.cluster.processes import is_alive
@@ -12,9 +14,11 @@ from tests.helpers.events import of
 from tests.helpers.processes import python
 from tests.helpers.ray_cluster import own_ray
 from tests.patience import until
+from workbench.cluster.apart import pool_processes
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
 from workbench.trace.events import Decoded, Finished, HandedOver
 
 REFUSED = """
@@ -54,6 +58,22 @@ def test_a_shared_memory_serves_actors_of_this_host(ray_cluster) -> None:
         found = {end.request_id: end.token_ids for end in of(Finished, pools.stream(asked))}
         assert found == alone and pools.counts["handed over"] == 2
         until_home(pools)
+
+
+def test_a_process_id_of_another_machine_is_no_process_here(ray_cluster, monkeypatch) -> None:
+    """A signal to it would end a stranger. Its clock is compared."""
+    monkeypatch.setattr(pool_processes, "process_space", lambda: ("another boot", "another namespace"))
+    asked = requests(1)[:1]
+    with PrefillDecodePools(config(), 1, 0, processes="ray") as pools:
+        (slot,) = pools.slots
+        assert slot.process is not None and slot.process.pid is None and slot.clock_ahead
+        with pytest.raises(WorkbenchError, match="no process of this host"):
+            pools.kill(0)
+        monkeypatch.undo()
+        pools.call(lambda: pools._died(slot, "planted"))  # its successor is here
+        until(lambda: slot.state == "ready")
+        assert slot.clock_ahead == 0
+        assert [end.error for end in of(Finished, pools.stream(asked))] == [""]
 
 
 @own_ray

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.killed import check_killed_replica
+from tests.cluster.killed import check_cancelled_start, check_killed_replica
 from tests.cluster.processes import descendants, is_alive
 from tests.cluster.threads import CONFIG, alone
 from tests.helpers.processes import PIPE, python, start_python
@@ -21,7 +21,7 @@ from tests.helpers.ray_cluster import own_ray
 from tests.patience import until
 from workbench.cluster.cluster import Cluster
 from workbench.cluster.front_watch import FrontWatch
-from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, check_reachable
+from workbench.cluster.ray_replicas import OBJECT_STORE_BYTES, SOCKET_FOLDER, RayLauncher, check_reachable
 from workbench.errors import WorkbenchError
 
 
@@ -44,6 +44,10 @@ def test_a_killed_replica_costs_no_token(cluster: Cluster) -> None:
 def test_a_replica_can_be_asked(cluster: Cluster) -> None:
     for number in cluster.replicas:
         assert cluster.call(lambda runner: runner.model.spec.vocab_size, number) == cluster.model.spec.vocab_size
+
+
+def test_a_start_is_cancelled_while_its_model_loads(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cancelled_start(RayLauncher(None, 1, 0, 1), monkeypatch)
 
 
 ALONE = """
@@ -150,7 +154,7 @@ def test_replicas_run_on_a_cluster_at_an_address(tmp_path: Path) -> None:
 # Ray's command. It gives a node 30 seconds, which has no setting and is too little on a busy machine.
 RAY = """
 from workbench.ray_start import import_ray, slow_start
-import_ray()
+import_ray("a test")
 from ray.scripts.scripts import main
 with slow_start():
     main()

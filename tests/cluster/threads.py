@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from workbench.cluster.ray_replicas import ReadyReplica
-from workbench.cluster.replica import PageCounts, ReplicaEngine, Report, tokens_in_cache
+from tests.cluster.pool_threads import StartThreads
+from workbench.cluster.pools import PrefillDecodePools
+from workbench.cluster.pools_replica import PoolsReplica
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.request import Request
 from workbench.trace.events import Finished
 
 CONFIG = EngineConfig.build("demo", backend="eager", cache={"prefix": "radix"}, pages=120)
@@ -25,44 +23,22 @@ def demo() -> LoadedModel:
     return LoadedModel.load(CONFIG)
 
 
-class ThreadReplica:
-    """A replica whose death is a word in its queue."""
+class ThreadReplica(PoolsReplica):
+    """A replica whose engine is a thread, and whose death is a word."""
 
     def __init__(self, number: int, config: EngineConfig):
-        self.number, self.is_stopped, self.busy_seconds = number, False, 0.0
-        self._reports: queue.Queue[Report | str] = queue.Queue()
-        self.runner = Runner(config, demo())
-        self.engine = ReplicaEngine(self.runner, self._reports.put)
-        name = f"fp_{config.schedule.max_num_seqs}"
-        self.ready = ReadyReplica(PageCounts.of_runner(self.runner), 0, name, tokens_in_cache(self.runner))
+        start = StartThreads(lambda config: demo())
+        super().__init__(
+            number,
+            lambda hear: PrefillDecodePools(config, 1, 0, processes=start, replaces_dead=False, listener=hear),
+        )
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        self.engine.submit(requests)
-
-    def cancel(self, request_id: str) -> None:
-        self.engine.cancel(request_id)
-
-    def stop(self) -> None:
-        if not self.is_stopped:
-            self.is_stopped = True
-            self.engine.close()
-            self._reports.put("")
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
 
     def die(self, why: str = "killed") -> None:
-        self.engine.close()
-        self._reports.put(why)
-
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        return self.engine.thread.call(function)
-
-    def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
-        while True:
-            report = self._reports.get()
-            if isinstance(report, str):
-                if report:
-                    on_lost(report)
-                return
-            on_report(report)
+        self.pools._put(lambda: self.pools._died(self.pools.slots[0], why))
 
 
 class Threads:
@@ -117,7 +93,7 @@ class Threads:
     def close(self) -> None:
         self.under_way_at_close = self.under_way
         for each in self.started:
-            each.stop()
+            each.close()
 
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}

@@ -178,7 +178,7 @@ def test_a_policy_that_likes_short_prompts_does_not_part_them() -> None:
         (lambda self, ids: (VOCAB,), {}, f"prompt has token id {VOCAB}"),
         (lambda self, ids: 1 / 0, {}, "second_prompt: ZeroDivisionError"),
         (lambda self, ids: (1,) * CONTEXT, {}, "prompt tokens leave no room in a context"),
-        (lambda self, ids: (1,), {"max_num_seqs": 1}, "second stream is a sequence beside it, and max_num_seqs is 1"),
+        (lambda self, ids: (1,), {"max_num_seqs": 1}, "second stream is another sequence, and max_num_seqs is 1"),
         (lambda self, ids: (1,) * 20, {"pages": 6}, "and its second stream, need"),
     ],
 )

@@ -82,7 +82,7 @@ def test_times_cheaper_is_exact_and_an_example() -> None:
     small = load_prices("article-a").scaled(Fraction(1, 30))
     assert small.example and small.input == Decimal("0.1") and small.says == ()
     assert small.cost(Usage(input=7, output=3)) * 30 == load_prices("article-a").cost(Usage(input=7, output=3))
-    refuses("no end as a decimal", lambda: table(plain="1").scaled(Fraction(1, 3)))
+    refuses("not an exact decimal number", lambda: table(plain="1").scaled(Fraction(1, 3)))
 
 
 def test_an_amount_is_rounded_only_where_it_is_printed() -> None:

@@ -54,7 +54,7 @@ def test_a_drawn_answer_is_refused(temperature: float) -> None:
         lambda: cache.put(request, ""),
         lambda: cache.get_or_compute(request, str),
     ):
-        refuses("mine: temperature .* only temperature 0", wrong)
+        refuses("mine: temperature .* only requests at temperature 0", wrong)
     assert (len(cache), cache.hits, cache.misses) == (0, 0, 0)
 
 

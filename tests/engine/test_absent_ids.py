@@ -21,7 +21,7 @@ from workbench.serve.errors import ApiError
 from workbench.serve.server import serve
 from workbench.testing.family_checkpoints import random_checkpoint
 
-LEFT_OUT = "no row of the vocabulary has it; taken as absent"
+LEFT_OUT = "the vocabulary has no such row; the token is taken as absent"
 NAMES = ["plain", 'my "model", a:b;c\'s (d)']  # of folders
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
                           "additionalProperties": False}  # fmt: skip

@@ -70,5 +70,5 @@ def test_auto_runs_as_written_what_no_compiler_sees_through() -> None:
 def test_auto_decodes_with_a_backend_that_can() -> None:
     rule = CustomPart(path="tests.engine.own_rules:no_arithmetic")
     backends = select_backends("auto", Requirements(spec_of(layer(), layer(mask=rule))))
-    assert "auto: mlir cannot carry out this model: layer 1 has tests.engine" in backends.reason
+    assert "auto: mlir does not support this model: layer 1 has tests.engine" in backends.reason
     assert (backends.decode, backends.attention, backends.blocks) == (Backend.INDUCTOR,) * 3

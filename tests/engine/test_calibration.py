@@ -150,7 +150,7 @@ def only(law: str, monkeypatch: pytest.MonkeyPatch, name: str) -> ConformityRepo
 def test_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     report = check_kv_format(cache(), examples=1, backends=())
     assert report.passed and len(report.laws) == 8, str(report)
-    for name, words in (("Drawn", "calibrated twice"), ("OfTheSample", "depends on the sample")):
+    for name, words in (("Drawn", "calibrated twice"), ("OfTheSample", "depend on the sample")):
         report = only(kv_format.CALIBRATED_LAW, monkeypatch, name)
         assert not report.passed and words in str(report)
 
@@ -159,7 +159,7 @@ def test_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "words"),
     [
         ("OfTheSample", "sizes must not depend on the sample"),
-        ("Grouped", "calibrate returned a codec of groups of 8; say `group` before"),
+        ("Grouped", "calibrate returned a codec of groups of 8; declare `group` as 8 on the class"),
         ("Failing", "calibrate raised ZeroDivisionError: by design"),
     ],
 )

@@ -195,13 +195,13 @@ OTHERS = {  # what no model has: settings of a run, and of the machine
         model(WIDE, cache={"format": "int8"}), tree_drafts=True
     ),
     "trees of drafts on several ranks": Requirements(ranks=2, tree_drafts=True),
-    "unlike numbers of tokens kept by heads": Requirements(uneven_heads=True),  # tests/zoo/test_eviction.py
+    "heads that keep different numbers of tokens": Requirements(uneven_heads=True),  # tests/zoo/test_eviction.py
     "a CPU": Requirements(),
     "a CUDA device": Requirements(device="cuda"),
     "other devices": Requirements(device="mps"),
 }
 # What cannot be shown: settings that do not exist yet.
-UNSEEN = {"settings of a model that are newer than this table", *OTHERS}
+UNSEEN = {"model settings that this table does not know", *OTHERS}
 
 
 def agrees(wanted: Requirements, backend: Backend) -> None:
@@ -300,7 +300,7 @@ def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) 
         {"attention": {"mask": {"path": ME + "hidden"}}}, {"cache": {"values": "int8"}}, {"dtype": "float16"},
     ]  # fmt: skip
     for settings in refused:
-        with pytest.raises(WorkbenchError, match="backend 'mlir' cannot carry out this"):
+        with pytest.raises(WorkbenchError, match="backend 'mlir' does not support this"):
             load.load("shape:tiny", backend="mlir", **settings)
 
 

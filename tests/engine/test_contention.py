@@ -110,12 +110,12 @@ def test_changes_are_reported_with_their_reason(two_threads: None) -> None:
     for _ in range(10):
         threads.run("decode 1", times.step)
     assert times.ran == [2, 1, 2, 2] + [1] * 6
-    words = "decode 1: a step on 2 threads took 90.00 ms, one thread 1.00: other processes hold the cores"
-    assert changes == [(1, f"{words}; tried again after 1.4 s of steps")]
+    words = "decode 1: a step on 2 threads took 90 ms, one thread 1 ms: other processes hold the cores"
+    assert changes == [(1, f"{words}; tried again after 1.44 s of steps")]
     times.together = 0.0005
     for _ in range(2000):
         threads.run("decode 1", times.step)
-    assert changes[1] == (2, "decode 1: a step on 2 threads took 0.50 ms, one thread 1.00 on average")
+    assert changes[1] == (2, "decode 1: a step on 2 threads took 500 µs, one thread 1 ms on average")
 
 
 def test_shapes_are_judged_apart_and_one_thread_has_no_choice(two_threads: None) -> None:

@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
         problem = why_no_early_layers(backends, True, 1)
         early = replace(runner.core.decoder.early_logits, problem=problem)
         runner.core.decoder.early_logits = early
-        assert "batch_invariant: backend 'mlir' cannot give what its filter combines" in refusal(runner, path)
+        assert "'mlir' cannot give the logits that its filter combines" in refusal(runner, path)
         sampling = SamplingParameters.model_validate({"filters": [{"path": path}]})
         with pytest.raises(WorkbenchError, match="combines these logits with others"):
             workbench.trace_filters(torch.zeros(31), History(), sampling)

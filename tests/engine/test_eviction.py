@@ -170,7 +170,7 @@ def test_a_codec_and_eviction_are_what_a_model_without_pages_keeps(policy: dict,
 
 
 def test_heads_that_a_codec_mixes_cannot_keep_tokens_of_their_own() -> None:
-    with temporarily_registered(MixedHeads) as path, pytest.raises(WorkbenchError, match="depend on one another"):
+    with temporarily_registered(MixedHeads) as path, pytest.raises(WorkbenchError, match="encodes heads together"):
         spec = LONG.model_copy(update={"layers": LONG.layers[:1]})  # of two key/value heads
         runner(spec, evict=POLICIES[0], cache=CacheFormat(codec=CustomPart(path=path)))
     row = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))

@@ -77,7 +77,7 @@ def test_what_a_backend_refuses_is_widened_with_a_line(
     lines: list[str] = []
     monkeypatch.setattr(loaded_model, "unsupported", refuse)
     text_of(written(model, tmp_path, kind), lines.append)
-    cost = rf"GGUF {kind}, 15 of 16 quantized tensors are widened to bfloat16, 2.1 MB for 0.\d MB in the files "
+    cost = rf"GGUF {kind}, 15 of 16 quantized tensors are widened to bfloat16, 1.98 MiB for \d+ KiB in the files "
     named = r"\(blk.0.attn_q.weight and 14 more: backend eager: none for q4_k\)$"
     assert len(lines) == (kept is None) and all(re.search(cost + named, line) for line in lines)
 

@@ -55,7 +55,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (damage, "is not what was saved there"),
+        (damage, "differs from the saved page"),
         (Path.unlink, "is gone"),
         (lambda path: path.open("r+b").truncate(5000), "has 5000 bytes where"),
     ],
@@ -111,7 +111,7 @@ def test_an_idle_conversation_waits_on_the_host(kind: str, tmp_path: Path) -> No
         generate(runner, [asked("c", 17, 9, 2, beginning=2)])
         damage(tmp_path / "pages")
         broken, well = generate(runner, [asked("broken", 17, 3, 5), asked("well", 2, 3, 5, beginning=3)]).values()
-        assert broken.reason == "error" and "is not what was saved there" in broken.error
+        assert broken.reason == "error" and "differs from the saved page" in broken.error
         assert well.reason == "length"
         assert generate(runner, [asked("once more", 17, 3, 5)])["once more"].reason == "length", "it is forgotten"
     runner.reset_prefix_cache()

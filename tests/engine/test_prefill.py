@@ -25,6 +25,7 @@ from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.units import format_seconds
 
 problem = backend_problems()[Backend.MLIR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -98,7 +99,7 @@ def test_auto_takes_panels_unless_torchs_product_is_clearly_quicker(
         model, kept = model_of(WIDE, torch.float32), ResultCache(tmp_path / "layouts.json")
         backends = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)
         assert backends.blocks is (Backend.MLIR if taken else Backend.EAGER)
-        assert f"{1000 * panels:.2f} ms from panels, {1000 * torchs:.2f} by torch" in backends.reason
+        assert f"{format_seconds(panels)} from panels, {format_seconds(torchs)} by torch" in backends.reason
         assert in_panels_all(model) is taken
         monkeypatch.setattr(layout, "_seconds", None)
 

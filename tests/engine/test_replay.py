@@ -222,7 +222,7 @@ def test_what_cannot_be_followed_says_where_and_why() -> None:
     traffic = busy()
     script = StepScript.from_recorder(record(traffic, Clock(1, 0.2)))
     with pytest.raises(
-        ReplayDiverged, match=r"replay: step \d+ (is not what it was|cannot be formed): .*(pages|tokens)"
+        ReplayDiverged, match=r"replay: step \d+ (differs from the record|cannot be formed): .*(pages|tokens)"
     ):
         again(traffic, script, Clock(1, 0.2), pages=7)
     fewer = replace(traffic, asked=traffic.asked[:2])

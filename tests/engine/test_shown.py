@@ -33,11 +33,11 @@ def test_a_plan_says_what_is_computed_and_why() -> None:
 
 def test_a_runner_says_what_it_runs_and_what_it_does() -> None:
     runner = runner_of(model_of(spec_of()))
-    expected = r"<Runner tiny: [\d,]+ parameters, backend eager; 0 requests run, .* 0 of 40 pages used>"
+    expected = r"<Runner tiny: [\d,]+ parameters, backend eager; requests: 0 running, .* 0 of 40 pages used>"
     assert re.fullmatch(expected, repr(runner))
     runner.submit(request(ODD, 3, 3))
     runner.step()
-    assert "1 requests run, 0 wait, 1 of 40 pages used" in repr(runner)
+    assert "requests: 1 running, 0 waiting; 1 of 40 pages used" in repr(runner)
     page = runner._repr_html_()
     assert "1 of 40, of 4 tokens each" in page and "<script" not in page and "interleaved" in page
 

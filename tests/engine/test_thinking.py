@@ -158,7 +158,7 @@ def test_a_grammar_begins_behind_a_thought_that_the_prompt_opens(opened: bool, m
 
 def test_a_token_that_is_not_there_is_named() -> None:
     end = generate(RUNNERS(()), [ask(thinking=Thinking(budget_tokens=3, closing="</thought>"))])["r"]
-    assert end.reason == "refused" and "'</thought>' is no single token of this model" in end.error
+    assert end.reason == "refused" and "'</thought>' is not a single token of this model" in end.error
 
 
 @pytest.mark.parametrize("kept", ["open", "closed", "none"])

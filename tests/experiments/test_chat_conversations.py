@@ -14,8 +14,8 @@ from experiments.chat_conversations import DECLARATIONS, KINDS, NO_CALLS, ChatSa
 from experiments.chat_draw import HELD_OUT_NUMBER, Draw, Side, functions, is_held_out
 from experiments.chat_exchanges import TOOLS, columns, run_tool
 from experiments.chat_format import chat_tokenizer, encode, segments
-from experiments.train_demo import DEMO
 from tests.thorough import tries
+from tools.training.train_demo import DEMO
 from workbench.agents.calls import call_tool
 from workbench.prompt.assemble import Prompt
 from workbench.prompt.conversation import Conversation

@@ -13,8 +13,8 @@ from experiments.real_examples import EXAMPLES, SETTINGS, TIRED, Examples, Findi
 from tests.helpers.refusals import refuses
 from workbench import load
 from workbench.engine.runner import Runner
-from workbench.files import OWN_EXPERIMENTS
 from workbench.models.store import is_at_hand
+from workbench.own_folder import OWN_EXPERIMENTS
 
 COMMAND = "workbench model get smollm2"
 at_hand = pytest.mark.skipif(not is_at_hand("smollm2"), reason=f"smollm2 is not at hand: `{COMMAND}`")
@@ -99,4 +99,4 @@ def test_without_the_model_the_last_record_speaks(tmp_path: Path, monkeypatch: p
     for name in EXAMPLES:
         assert examples.find(name).claims == record["findings"][name]["claims"]
         assert examples.find(name).title in str(examples.find(name))
-    refuses(f"is not at hand, or not whole: `{COMMAND}` fetches it", Examples, tmp_path)
+    refuses(f"is not fetched, or incomplete: `{COMMAND}` fetches it", Examples, tmp_path)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import threading
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.economics.tables import PRICES, table
 from tests.gateway.calls import chat
 from tests.helpers.command_line import answer
-from tests.patience import until
+from tests.patience import limit, until
 from tests.thorough import tries
 from workbench.economics.prices import Usage, total_usage
 from workbench.errors import WorkbenchError
@@ -53,11 +55,9 @@ ENDS = st.sampled_from(["finished", "cancelled", "stopped", "failed", "kept"])
 class Traffic(RuleBasedStateMachine):
     """Random calls under random prices, beside their plain sums."""
 
-    memory_calls = 100_000
-
     def __init__(self) -> None:
         super().__init__()
-        self.accounts = Accounts(memory_calls=self.memory_calls)
+        self.accounts = Accounts()
         self.entries: list[tuple[AccountEntry, Fraction]] = []
         self.prices = table()
 
@@ -123,23 +123,6 @@ def test_each_token_is_priced_once(used: Used, prices) -> None:
     assert one_write.cost(priced_usage(used, one_write)) >= 0
 
 
-class SummedTraffic(Traffic):
-    """The same where memory holds three calls one by one."""
-
-    memory_calls = 3
-
-    @invariant()
-    def memory_is_bounded(self) -> None:
-        self.accounts.flush()
-        single = [row for row in self.accounts.sums(("id",)) if row.group != ("",)]
-        assert len(single) <= 3
-        assert {row.group[0] for row in single} <= {entry.id for entry, _ in self.entries[-3:]}
-
-
-TestSummedTraffic = SummedTraffic.TestCase
-TestSummedTraffic.settings = settings(max_examples=tries(15), stateful_step_count=12, deadline=None)
-
-
 def test_accounts_outlive_their_process_and_are_read_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "inner" / "usage.sqlite"
     accounts = Accounts(file)
@@ -194,6 +177,24 @@ def test_what_cannot_be_written_waits_until_it_can_be(tmp_path: Path, monkeypatc
     accounts.add(entry, None)
     accounts.close()
     assert "1 calls are lost" in said[-1]
+
+
+def test_a_flush_ends_though_calls_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts, write = Accounts(), accounting._write
+    entry = account_entry(chat(), "demo", Outcome(Used(0, 100, 10)), None, 0.0)
+
+    def write_and_add(*given: Any) -> None:
+        write(*given)
+        accounts.add(entry, None)
+
+    monkeypatch.setattr(accounting, "_write", write_and_add)
+    accounts.add(entry, None)
+    flush = threading.Thread(target=accounts.flush, daemon=True)
+    flush.start()
+    flush.join(limit(10))
+    monkeypatch.setattr(accounting, "_write", write)
+    accounts.close()
+    assert not flush.is_alive()
 
 
 def test_files_that_are_no_accounts_are_refused(tmp_path: Path) -> None:

@@ -122,22 +122,17 @@ def test_who_may_not_ask_now_has_nothing_classified() -> None:
     classified: list[str] = []
 
     @workbench.register("test-counts-classified")
-    def classify(text: str) -> float:
+    def choose(text: str) -> str:
         classified.append(text)
-        return 0.0
+        return "demo"
 
     async def use(gateway: Gateway, models: Models) -> None:
         await answered(gateway, chat("one", "auto"))
         assert (await refused(gateway, chat("two", "auto"))).status == 429
         assert classified == ["one"]
 
-    learned = {
-        "models": ["auto"],
-        "cheap": "demo",
-        "strong": "demo-chat",
-        "classifier": {"path": "test-counts-classified"},
-    }
-    run(use, router={"learned": learned}, limits={"each_key": {"requests_per_minute": 1}})
+    choice = {"models": ["auto"], "function": {"path": "test-counts-classified"}}
+    run(use, router={"choice": choice}, limits={"each_key": {"requests_per_minute": 1}})
 
 
 def test_a_call_that_no_model_takes_now_costs_no_request() -> None:
@@ -161,6 +156,7 @@ def test_calls_are_refused_while_too_many_wait_to_be_accounted_for(tmp_path: Pat
             await answered(gateway, chat())
         error = await refused(gateway, chat())
         assert error.status == 503 and error.code == "accounts_unavailable" and "retry-after" in error.headers
+        gateway.accounts.flush()
         with sqlite3.connect(file) as connection:
             connection.execute("alter table away rename to calls")
         gateway.accounts.flush()

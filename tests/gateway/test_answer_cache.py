@@ -18,6 +18,7 @@ from tests.gateway.calls import Json, answer, chat
 from tests.gateway.redis_server import RedisServer
 from tests.patience import limit
 from tests.thorough import tries
+from workbench.custom import load_custom
 from workbench.gateway.answer_cache import (
     AnswerCache,
     AnswerCacheConfig,
@@ -29,7 +30,7 @@ from workbench.gateway.answer_cache import (
     write_pieces,
 )
 from workbench.gateway.answer_store import MemoryAnswers, RedisAnswers
-from workbench.gateway.similarity import facts_differ
+from workbench.gateway.similarity import cosine, facts_differ, unit
 from workbench.request import CustomPart
 from workbench.serve.answers.pieces import (
     Ended,
@@ -352,6 +353,14 @@ def test_the_second_gate_is_open_for_other_words(one: str, other: str) -> None:
 def test_the_second_gate_is_symmetric(one: str, other: str) -> None:
     assert bool(facts_differ(one, other)) == bool(facts_differ(other, one))
     assert facts_differ(one, one) == ""
+
+
+def test_the_vectors_of_a_package_are_there_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wordllama", reason="the vectors: pip install wordllama")
+    monkeypatch.delattr("requests.get")
+    texts = ["How do I enable the cache?", "How can I enable the cache, please?", "Who wrote Hamlet?"]
+    here, alike, other = map(unit, load_custom(SemanticConfig().embedding)(texts))
+    assert cosine(here, alike) > 0.8 > 0.4 > cosine(here, other)
 
 
 def test_similar_questions_are_the_newest_and_live_as_long_as_they_are_kept() -> None:

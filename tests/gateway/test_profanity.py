@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import WorkbenchError
+from workbench.gateway.answer_cache import AnswerCache, AnswerCacheConfig, SemanticConfig
 from workbench.gateway.moderation import Moderation, ModerationConfig
 from workbench.request import CustomPart
 
@@ -38,3 +39,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "profanity_check", None)
     with pytest.raises(WorkbenchError, match=r"inference-workbench\[moderation\]"):
         Moderation(ModerationConfig(classifier=PART))
+    monkeypatch.setitem(sys.modules, "wordllama", None)
+    with pytest.raises(WorkbenchError, match=r"inference-workbench\[semantic\]"):
+        AnswerCache(AnswerCacheConfig(semantic=SemanticConfig()))

@@ -1,4 +1,4 @@
-"""The router: rules, the learned choice, fallbacks, and their reasons."""
+"""The router: rules, a function, fallbacks, and their reasons."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import workbench
 from tests.event_loop import run_async
 from tests.gateway.calls import Models, chat
-from workbench.gateway.router import ModelRouter, NaiveBayes, RouterConfig
+from workbench.gateway.router import ModelRouter, RouterConfig
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
 
+workbench.register("test-router-length")(lambda text: "demo-draft" if len(text) < 15 else "demo-chat")
 TOOL = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
 CONFIG: dict[str, Any] = {
     "rules": [
@@ -24,13 +25,7 @@ CONFIG: dict[str, Any] = {
         {"to": "demo-chat", "tenants": ["gold"]},
         {"to": "demo", "models": ["auto"], "words": ["SQL"]},
     ],
-    "learned": {
-        "models": ["auto"],
-        "cheap": "demo-draft",
-        "strong": "demo-chat",
-        "cheap_examples": ["hello there", "thanks a lot", "good morning"],
-        "strong_examples": ["prove the theorem", "why does this fail", "explain step by step why"],
-    },
+    "choice": {"models": ["auto"], "function": {"path": "test-router-length"}},
     "fallbacks": {"demo-chat": ["demo", "demo-draft"]},
 }
 
@@ -46,8 +41,8 @@ def choose(call: Call, models: Models | None = None, allowed: Any = lambda _: Tr
         (chat("x" * 200, "auto"), "demo", "rule 1: auto was asked for, 200 characters: demo"),
         (chat("Hi", "demo", caller=Caller("k", "gold")), "demo-chat", "rule 2: tenant gold: demo-chat"),
         (chat("write some sql!", "auto"), "demo", "rule 3: auto was asked for, the word 'SQL': demo"),
-        (chat("good morning", "auto"), "demo-draft", "classifier: strong is needed with probability"),
-        (chat("why, step by step?", "auto"), "demo-chat", "classifier: strong is needed with probability"),
+        (chat("good morning", "auto"), "demo-draft", "the function: demo-draft"),
+        (chat("why, step by step?", "auto"), "demo-chat", "the function: demo-chat"),
     ],
 )
 def test_each_decision_has_its_reason(call: Call, model: str, reason: str) -> None:
@@ -98,49 +93,34 @@ def test_no_model_is_chosen_that_is_away_or_not_allowed(allowed: set, away: set,
         assert decision.model in allowed - away
 
 
-@given(st.text("ab c", max_size=20))
-def test_probabilities_of_all_kinds_sum_to_one(text: str) -> None:
-    bayes = NaiveBayes({"one": ["a b"], "two": ["b c c"], "three": ["a"]})
-    assert sum(bayes.probability(text, kind)[0] for kind in ("one", "two", "three")) == pytest.approx(1)
-
-
 def test_a_rule_without_a_condition_is_refused() -> None:
     with pytest.raises(ValueError, match="no condition"):
         RouterConfig.model_validate({"rules": [{"to": "demo"}]})
 
 
-@pytest.mark.parametrize(("on_failure", "model"), [("strong", "demo-chat"), ("cheap", "demo-draft"), ("refuse", "")])
-@pytest.mark.parametrize("word", ["fail", "hang"])
-def test_a_classifier_that_fails_or_hangs_costs_no_more_than_its_choice(word: str, on_failure: str, model: str) -> None:
+@pytest.mark.parametrize("otherwise", ["demo-draft", None])
+@pytest.mark.parametrize("word", ["fail", "hang", "unknown"])
+def test_a_function_that_fails_or_hangs_costs_no_more_than_its_choice(word: str, otherwise: str | None) -> None:
     wakes = threading.Event()
 
-    @workbench.register("test-router-classifier")
-    def classify(text: str) -> float:
+    @workbench.register("test-router-failing")
+    def choose(text: str) -> str:
         if text == "hang":
             wakes.wait()
-        return 1 / len(text.removeprefix("fail"))
+        if text == "unknown":
+            return "demo-chad"
+        raise SystemExit("no choice today")
 
-    learned = {"models": ["auto"], "cheap": "demo-draft", "strong": "demo-chat", "seconds": 0.05}
-    part = {"classifier": {"path": "test-router-classifier"}, "on_failure": on_failure}
-    router = ModelRouter(RouterConfig.model_validate({"learned": learned | part}))
-    if on_failure == "refuse":
+    choice = {"models": ["auto"], "function": {"path": "test-router-failing"}, "otherwise": otherwise, "seconds": 0.05}
+    router = ModelRouter(RouterConfig.model_validate({"choice": choice}))
+    if otherwise is None:
         with pytest.raises(ApiError) as caught:
             run_async(router.choose(chat(word, "auto"), Models()))
         assert caught.value.status == 503 and caught.value.headers["retry-after"] == "1"
     else:
         decision = run_async(router.choose(chat(word, "auto"), Models()))
-        assert decision.model == model and decision.reasons[0].startswith("the classifier failed")
+        assert decision.model == otherwise and decision.reasons[0].startswith("the function failed")
     wakes.set()
-
-
-@pytest.mark.parametrize(("probability", "model"), [(0.25, "demo-chat"), (0.2499, "demo")])
-def test_the_strong_model_answers_from_the_threshold_on(probability: float, model: str) -> None:
-    workbench.register("test-router-constant")(lambda text: probability)
-    learned = {"models": ["auto"], "cheap": "demo", "strong": "demo-chat", "threshold": 0.25}
-    router = ModelRouter(
-        RouterConfig.model_validate({"learned": learned | {"classifier": {"path": "test-router-constant"}}})
-    )
-    assert run_async(router.choose(chat("Hi", "auto"), Models())).model == model
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_what_hangs_is_left_alone_until_it_returns() -> None:
             assert threads.num_hanging == number + 1
             if not number:
                 assert await threads.run(lambda: 5) == 5
-        with pytest.raises(WorkbenchError, match="2 pieces of work did not return in time"):
+        with pytest.raises(WorkbenchError, match="2 functions did not return in time"):
             await threads.run(lambda: 5)
         wakes.set()
         while threads.num_hanging:

@@ -18,11 +18,11 @@ HEXADECIMAL = "seed: 0x" + "f" * 9000
 HOSTILE_YAML = {
     "its aliases written out": (BOMB, LONG_TEXT),
     "more than 250,000 values": (MERGED,),
-    "is inside of what it repeats": (AROUND, "&a [*a]", "&a {b: {c: *a}}"),
+    "is inside the value that it repeats": (AROUND, "&a [*a]", "&a {b: {c: *a}}"),
     "more than 100 digits": (HEXADECIMAL, "seed: " + "9" * 9000, "x: 1." + "0" * 9000, "x: 1:" + "59:" * 90 + "59"),
     "nested more than 64 deep": ("[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000,
                                  "a: &a " + "[" * 60 + "]" * 60 + "\nb: " + "[" * 60 + "*a" + "]" * 60),
-    "quote what is meant": ("date: 2026-13-01", "date: 2026-02-30", "x: 2026-01-01T25:00:00", "!!int zz", "!!bool x",
+    "quote a value that": ("date: 2026-13-01", "date: 2026-02-30", "x: 2026-01-01T25:00:00", "!!int zz", "!!bool x",
                             "!!timestamp x", "!!float x", "x: 2026-01-01 00:00:00 +99:00"),
     "not YAML": ("a: [", "\x00", "a: b: c", "!!python/object/apply:os.getcwd []", "? [a]\n: b", "--- a\n--- b",
                  "*a", b"\xff", "\ud800", "%YAML 9.9\n--- a", "!!binary \xff", "!<", '"\\x'),

@@ -87,7 +87,7 @@ def test_a_process_is_held_to_a_level_with_torch() -> None:
 
 
 def test_unknown_level_is_refused_by_the_package_and_in_one_line_of_the_command_line() -> None:
-    words = "WORKBENCH_LEVEL='avx512' is no level; there are v3, v4"
+    words = "WORKBENCH_LEVEL='avx512' is no level; known: v3, v4"
     done = in_a_process("-c", "import compiled_kernels", WORKBENCH_LEVEL="avx512")
     assert done.returncode != 0 and words in done.stderr
     done = in_a_process("-m", "workbench", "doctor", WORKBENCH_LEVEL="avx512")

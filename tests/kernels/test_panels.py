@@ -68,7 +68,7 @@ def test_products_compile_for_every_level(level: Level, kind: str) -> None:
 @pytest.mark.parametrize(
     ("weight", "reason"),
     [(torch.zeros(2, 63, 64), "multiples of 64"), (torch.zeros(64, 63, dtype=torch.bfloat16), "multiples of 2"),
-     (torch.zeros(64, 64, dtype=torch.float64), "not float64"), (torch.zeros(64), "not of 1 dim")],
+     (torch.zeros(64, 64, dtype=torch.float64), "not float64"), (torch.zeros(64), "not 1 dim")],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(weight: Tensor, reason: str) -> None:
     assert reason in (panels_problem(weight) or "")

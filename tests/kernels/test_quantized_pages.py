@@ -58,8 +58,8 @@ def runs(draw: st.DrawFn) -> Tensor:
     generator = torch.Generator().manual_seed(draw(seeds))
     spread = draw(st.sampled_from([0.0, 1e-9, 1e-4, 0.3, 20.0, 3e4]))
     middle = draw(st.sampled_from([0.0, 0.1, -7.3, 1000.0, -3e4, 6e4]))
-    numbers = middle + spread * torch.randn(8, 16, generator=generator)
-    numbers[draw(st.integers(0, 7)), draw(st.integers(0, 15))] = draw(st.sampled_from([0.0, 65504.0, -65504.0, 1e-30]))
+    numbers = middle + spread * torch.randn(32, 16, generator=generator)
+    numbers[draw(st.integers(0, 31)), draw(st.integers(0, 15))] = draw(st.sampled_from([0.0, 65504.0, -65504.0, 1e-30]))
     return numbers.clamp(-65504, 65504).to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64])))
 
 
@@ -77,7 +77,7 @@ def test_a_number_is_within_half_a_step(numbers: Tensor, kind, run: int) -> None
 
 @given(st.floats(-65504, 65504, width=16), KINDS)
 def test_a_constant_that_float16_holds_is_exact(value: float, kind) -> None:
-    numbers = torch.full((8, 4), value)
+    numbers = torch.full((32, 4), value)
     found = dequantize(quantize(numbers, kind, 4))
     if kind == "fp8":
         assert bool(((found - numbers).abs() <= abs(value) / 1000 + 1e-4).all())

@@ -36,7 +36,7 @@ narrower: Callable[[torch.Tensor], torch.Tensor] = lambda part: part[..., :-1].c
 strided: Callable[[torch.Tensor], torch.Tensor] = lambda part: torch.stack([part, part], dim=-1)[..., 0]  # noqa: E731
 WRONG: list[tuple[str, int | str, Change, str]] = [
     ("linear", 0, narrower, "weight as .7, 127. .* .7, 128. float32"),
-    ("linear", 0, torch.Tensor.double, "wants x as .* float32 or bfloat16 on the CPU; .* float64 on cpu given"),
+    ("linear", 0, torch.Tensor.double, "needs x as .* float32 or bfloat16 on the CPU; .* float64 on cpu given"),
     ("linear", 2, narrower, "bias as .7."),
     ("linear_quantized", 1, torch.Tensor.short, "weight as .* int8 on the CPU; .* int16"),
     ("linear_quantized", 2, torch.Tensor.bfloat16, "scales as .7. float32"),
@@ -112,13 +112,13 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: w8a8(64, Backend.TRITON), "linear_quantized: backend triton multiplies activations in float, not in INT8"),
     (
         lambda: packed_experts(lambda scales: scales[:, :, 1:].contiguous()),
-        "expert_linear: 10 scales a row make no whole groups of 352 columns; a divisor of 352 is wanted",
+        "expert_linear: 10 scales per row do not divide 352 columns into equal groups; use a divisor of 352",
     ),
     (lambda: packed_experts(lambda scales: scales[1:]), "scales"),
     *((lambda backend=backend: compiled_kernels.add_rms_norm(
         torch.ones(1, 8), torch.ones(5, 8), torch.ones(8), 1e-5, backend
     ), r"x \[1, 8\] and residual \[5, 8\] must have one shape") for backend in Backend),
-    (lambda: argument(torch.ones(2, 3).t(), (3, 2)), "any: backend mlir wants part as .3, 2. float32 on the CPU, cont"),
+    (lambda: argument(torch.ones(2, 3).t(), (3, 2)), "any: backend mlir needs part as .3, 2. float32 on the CPU, cont"),
     (lambda: argument(torch.ones(2, device="meta"), (2,)), "on the CPU, contiguous; .2. float32 on meta given"),
 ]  # fmt: skip
 

@@ -84,7 +84,7 @@ def test_what_no_product_loads_is_refused() -> None:
         ((4, 2, 1), 32, ()): "more than 6 bits are bytes with an offset and a sign bit",
         ((8,), 32, ()): "more than 6 bits are bytes with an offset and a sign bit",
         ((2,), 32, (-9, -1, 3, 11)): "a table of values is one of 16, for one plane of 4 bits",
-        ((2, 1, 1), 32, ()): "one or two planes are wanted",
+        ((2, 1, 1), 32, ()): "must have one or two planes",
         ((4, 1), 16, ()): "each of whole words",
     }
     for (planes, block, values), problem in refused.items():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from compiled_kernels import Backend
@@ -20,6 +21,7 @@ from tests.helpers.refusals import refuses
 from tests.kv_cache.quantized_oracle import attended
 from tests.thorough import tries
 from workbench.batch import TokenBatch
+from workbench.kv_cache import format as cache_format
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, LayerFormat, build_cache_specs, parse_cache_format
 from workbench.kv_cache.store import KVStore
 
@@ -224,3 +226,10 @@ def test_what_a_model_or_its_pages_do_not_fit_is_refused() -> None:
         "a power of two, not 24",
         lambda: replace(odd, head_dim=24, format=LayerFormat(format="int4", rotate=True, columns=8)).page_formats(64),
     )
+
+
+def test_a_group_is_whole_words_of_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_format, "codes_per_word", lambda _: 16)  # as a format of two bits has
+    assert LayerFormat(format="int4", quant_group=16).quantized
+    with pytest.raises(ValidationError, match="quant_group 24: int4 needs a multiple of 16"):
+        LayerFormat(format="int4", quant_group=24)

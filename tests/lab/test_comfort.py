@@ -53,7 +53,7 @@ def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: LabSe
     (error,) = page.errors()
     assert error.name == "KeyboardInterrupt"
     assert page.evaluate("seen is not None and len(text) > 0") == "True"
-    assert "0 requests run, 0 wait, 0 of" in page.evaluate("runner")
+    assert "requests: 0 running, 0 waiting; 0 of" in page.evaluate("runner")
     page.run_cell(3)
     errors = [output for output in page.document()["cells"][2]["outputs"] if output["output_type"] == "error"]
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in errors[0]["traceback"]]

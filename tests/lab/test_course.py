@@ -16,7 +16,6 @@ from tools import course as pages
 from workbench.errors import WorkbenchError
 from workbench.lab.course import (
     FIRST_PICTURE,
-    INSTALLED_COURSE,
     START_PAGE,
     describe,
     first_cell,
@@ -24,6 +23,7 @@ from workbench.lab.course import (
     read_course,
 )
 from workbench.lab.start import command, is_percent, start_page
+from workbench.own_folder import OWN_NOTEBOOKS
 
 CELL = """# %% [markdown]
 # # Steps: one after another
@@ -45,7 +45,7 @@ def test_every_notebook_but_the_start_page_describes_itself() -> None:
     percent = {path.name for path in (ROOT / "notebooks").glob("*.py") if is_percent(path)}
     course = read_course(ROOT / "notebooks")
     assert {each.file for each in course} == percent - {START_PAGE} and START_PAGE in percent
-    assert INSTALLED_COURSE == ROOT / "notebooks" and read_course() == course
+    assert OWN_NOTEBOOKS == ROOT / "notebooks" and read_course() == course
     for each in course:
         assert 5 <= each.minutes <= 60 and len(each.aims) >= 3 and each.questions and each.subtitle or each.title
     assert all("Exercise(" in (ROOT / "notebooks" / name).read_text() for name in percent)

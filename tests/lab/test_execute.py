@@ -51,6 +51,6 @@ def test_hosts_of_this_machine(host: Any, is_here: bool, tmp_path: Path, monkeyp
         if is_here:
             stay_home.watch(*event)
         else:
-            with pytest.raises(ConnectionError, match="stays on its machine"):
+            with pytest.raises(ConnectionError, match="may not leave its machine"):
                 stay_home.watch(*event)
     assert log.exists() != is_here and (is_here or len(log.read_text().splitlines()) == 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,15 @@ from workbench.agents.limits import Limits
 from workbench.agents.result import AgentResult, CallRecord, Round, TokenUsage
 from workbench.cluster.accounts import FleetAccount, compare_variants
 from workbench.cluster.cluster import Cluster
+from workbench.experiment.experiment import workload_class
+from workbench.experiment.workloads import WORKLOADS, built_in_measures
 from workbench.prompt.conversation import Conversation
 from workbench.reports.run_tables import latency_table, memory_table, run_remarks, speculation_table
-from workbench.reports.variants_table import COSTS, CURVES, QUALITY, variant_tables
+from workbench.reports.variants_table import COSTS, CURVES, QUALITY, heading, variant_tables
 from workbench.request import SamplingParameters
+from workbench.runs.compared_run import find_compared_runs
+from workbench.runs.measures import find_measure, format_measure
+from workbench.runs.metrics import MEASURES
 from workbench.trace.events import Finished
 
 
@@ -30,7 +36,7 @@ def test_a_round_of_an_agent_shows_its_own_usage() -> None:
     result = AgentResult("so", Conversation(turns=["q"]), "error", rounds, TokenUsage(seconds=2.5), error="why")
     table = result._display_table()
     assert table.rows == [
-        [0, 10, 11, 12, 13, 14, 10.0, 'look({"at": 1}) → seen'], [1, 20, 21, 22, 23, 24, 20.0, "text 20"],
+        [0, 10, 11, 12, 13, 14, "10 ms", 'look({"at": 1}) → seen'], [1, 20, 21, 22, 23, 24, "20 ms", "text 20"],
     ]  # fmt: skip
     assert (table.title, table.note) == ("agent: error after 2 rounds and 2.50 s", "answer: so; why")
 
@@ -73,7 +79,7 @@ def test_replicas_and_variants_of_a_fleet_show_their_own_counts() -> None:
     shown = {
         "samples": 7, "ended": "3 stop", "prompt tokens": 11, "output tokens": 12, "found in caches": 13,
         "computed": 14, "moves": 15, "lost": "16 attempts, 17 tokens",
-        "TTFT, median": "2.0 ms", "TPOT, median": "4.0 ms",
+        "TTFT, median": "2 ms", "TPOT, median": "4 ms",
     }  # fmt: skip
     assert dict(account.rows()) == shown
     both = compare_variants([replace(account, variant="", prompt_tokens=1), account])
@@ -84,7 +90,7 @@ def test_replicas_and_variants_of_a_fleet_show_their_own_counts() -> None:
 def test_a_report_shows_the_numbers_of_its_summary() -> None:
     keys = ("ttft_s", "tpot_s", "itl_s", "e2el_s")
     summary: dict[str, Any] = {
-        key: {"p50": n / 1e3, "p90": n / 1e3 + 1, "p99": n / 1e3 + 2} for n, key in enumerate(keys, 1)
+        key: {"p50": n / 1e3, "p90": n / 1e2 + 1, "p99": n / 1e2 + 2} for n, key in enumerate(keys, 1)
     } | {
         "output_tokens_per_s": 71, "phases": {"decode": {"tokens_per_s": 72}, "prefill": {"tokens_per_s": 73}},
         "backend": {"name": "eager", "reason": "given"}, "compiles": 2, "ranks": {"tensor": 3, "transport": "shm"},
@@ -97,7 +103,7 @@ def test_a_report_shows_the_numbers_of_its_summary() -> None:
     assert [each.is_warning for each in run_remarks(summary)] == [0, 0, 1, 0, 0, 0, 1, 1, 0, 1]
     table = latency_table(summary)
     assert [row[:4] for row in table.rows] == [
-        (name, f"{n}.00", f"1,00{n}.00", f"2,00{n}.00") for n, name in enumerate(("TTFT", "TPOT", "ITL", "E2EL"), 1)
+        (name, f"{n} ms", f"1.0{n} s", f"2.0{n} s") for n, name in enumerate(("TTFT", "TPOT", "ITL", "E2EL"), 1)
     ]
     assert re.findall(r"\d+", table.note) == ["71", "72", "73"]
     kv = {"bytes_per_token_formula": 3, "pages_used_peak": 5, "page_size": 7, "bytes_used_peak": 105}
@@ -115,17 +121,29 @@ def test_a_report_shows_the_numbers_of_its_summary() -> None:
 
 @pytest.mark.parametrize("known", [QUALITY, COSTS, CURVES], ids=["quality", "costs", "curves"])
 def test_each_column_of_variants_shows_its_own_figure_in_its_unit(known: Any) -> None:
-    """Of times the heading is in milliseconds, but where it says s; a share is per cent."""
-    figures = {key: 101 + n for n, (key, _, show) in enumerate(known) if show is not str}
+    figures = {name: 101 + n for n, name in enumerate(known) if find_measure(name)}
     row = {"variant": "a", **figures, "curve": [{"path": "x", "value": 0, **figures}] if known is CURVES else ()}
     tables = variant_tables([row])
     shown = {name: str(text) for table in tables for name, text in zip(table.headings, table.rows[0], strict=True)}
     if known is CURVES:
-        shown = {table.headings[0]: str(table.rows[0][1]) for table in tables}
-    for key, heading, _ in (each for each in known if each[0] in figures):
-        text = next(text for name, text in shown.items() if name == heading or name == f"{heading}, x")
-        is_time = re.search(r"(?<!per)_s(_p\d+|_per_question|$)", key) is not None
-        scale = 100 if text.endswith("%") else 1e3 if is_time else 1
-        same = [each for each, name, _ in known if name == heading]  # several keys may have one heading
-        wanted = [scale * figures[each] for each in same if each in figures]
-        assert any(float(text.strip("%").replace(",", "")) == pytest.approx(each) for each in wanted), key
+        shown = {table.headings[0].removesuffix(", x"): str(table.rows[0][1]) for table in tables}
+    wanted = {heading(name): format_measure(name, value) for name, value in figures.items()}
+    assert len(wanted) == len(figures) and wanted.items() <= shown.items()
+
+
+def test_every_figure_that_a_workload_recorded_has_a_measure() -> None:
+    """Of committed records; those whose workload is random prompts are of scripts, which name figures of their own."""
+    found = set[str]()
+    for path in (Path(__file__).parents[2] / "experiments" / "records").glob("*.json"):
+        for run in find_compared_runs(str(path)):
+            if run.settings.get("workload.kind", "random") != "random":
+                found |= run.figures.keys()
+    assert len(found) > 200 and [name for name in found if find_measure(name) is None] == []
+    assert find_measure("seconds_a_moon") is None
+
+
+def test_measures_of_one_name_are_equal() -> None:
+    declared = {*MEASURES, *built_in_measures()}
+    assert len(declared) == len({measure.name for measure in declared})
+    loaded = {measure for kind in WORKLOADS for measure in workload_class(kind).measures}
+    assert loaded == {*built_in_measures()} and len(loaded) > 80

@@ -11,10 +11,9 @@ import pytest
 import workbench
 from tests.agents.script import runner, script
 from tests.measure.small import AGENT, asked
-from workbench.experiment.settings import AgentQuestion
 from workbench.measure import agent as measured
-from workbench.measure.agent import holds, measure_agent, questions_of
-from workbench.measure.compare_variants import run_comparison
+from workbench.measure.agent import AgentQuestion, holds, questions_of
+from workbench.measure.compare_variants import measure_variants, run_comparison
 from workbench.reports import differences
 from workbench.reports.report import render_report
 from workbench.reports.variants_table import variant_tables
@@ -98,7 +97,7 @@ def test_sums_are_those_of_the_trace(record: Record) -> None:
         assert row["right"] == sum(each["right"] for each in mine)
     tables = variant_tables(record.summary["rows"])
     assert {"right", "rounds", "computed", "from a cold start"} <= {name for each in tables for name in each.headings}
-    assert "agent.svg" in render_report(record.path) or record.summary["picture"].get("svg") == "agent.svg"
+    assert "chart.svg" in render_report(record.path) or record.summary["picture"].get("svg") == "chart.svg"
 
 
 def test_it_repeats_exactly_and_compares(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def test_questions_come_from_a_function_too() -> None:
     drawn_by = f"workload.questions={{path: '{__name__}:drawn', arguments: {{count: 3}}}}"
     found = asked(AGENT, drawn_by, "workload.cold_start=false", "workload.tools=[]", "workload.tool_choice=auto")
     assert len(questions_of(found.workload)) == 3  # type: ignore[arg-type]
-    results = measure_agent(found)
+    results = measure_variants(found)
     assert [row["kind"] for row in results.tables["questions"]] == ["kind 0", "kind 1", "kind 0"]
     assert set(results.rows[0]["right_by_kind"]) == {"kind 0", "kind 1"} and results.rows[0]["later_ttft_s"] is None
     assert all(row["cold_ttft_s"] is None for row in results.tables["agent_rounds"])
@@ -125,7 +124,7 @@ def test_questions_come_from_a_function_too() -> None:
 
 def test_a_tool_that_fails_is_a_result() -> None:
     own = f"workload.tools=['{__name__}:broken']"
-    results = measure_agent(asked(AGENT, own, "workload.tool_choice=broken", "workload.cold_start=false"))
+    results = measure_variants(asked(AGENT, own, "workload.tool_choice=broken", "workload.cold_start=false"))
     assert {row["failed_calls"] for row in results.tables["questions"]} <= {1}
     assert "out of order" in results.tables["agent_rounds"][0]["calls"] or "cut before" in str(results.tables)
 

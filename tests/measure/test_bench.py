@@ -154,7 +154,7 @@ def test_memory_and_starts_are_reported(record: dict[str, Any]) -> None:
         "measured_bytes": 122.1e6, "process_peak_bytes": 500e6,
     }  # fmt: skip
     printed = "\n".join(bench_text.remarks({**record, "memory": [memory], "cold_start": {"cold": {"loaded": 2.5}}}))
-    assert "100.0, cache 10.0, activations 1.0 = 111.0 MB by formula; the process grew by 122.1 MB (1.10 x)" in printed
+    assert "cache 9.54 MiB + activations 977 KiB = 106 MiB by formula; the process grew by 116 MiB (1.10 x)" in printed
     assert "cold start: loaded 2.5 s" in printed
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels.backends import Backend, backend_problems
-from workbench.errors import WorkbenchError
+from tests.helpers.refusals import refuses
 from workbench.machine import ceilings
 from workbench.machine import ceilings as measure_ceilings
 from workbench.machine.ceilings import (
@@ -268,8 +268,7 @@ def test_a_ceiling_is_found_by_size_and_precision():
         (ceiling("read", 9.0, 2**10), ceiling("read", 3.0, 2**20)), (ceiling("gemm", dtype="float32"),)
     )
     assert [here.read_ceiling(size).value for size in (0, 2**14, 2**16, 2**40)] == [9.0, 9.0, 3.0, 3.0]
-    with pytest.raises(WorkbenchError, match="bfloat16: not measured; measured: float32"):
-        here.gemm_ceiling("bfloat16")
+    refuses("bfloat16: not measured; measured: float32", here.gemm_ceiling, "bfloat16")
     assert here.gemm_ceiling("float64").dtype == "float32"
     assert json.loads(json.dumps(here.as_json()))["reads"][0]["value"] == 9.0
 

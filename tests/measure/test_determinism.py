@@ -13,8 +13,8 @@ from tests.helpers.refusals import refuses
 from tests.measure.small import DETERMINISM, asked, is_drawn
 from workbench.experiment.variants import every_variant
 from workbench.measure import determinism
-from workbench.measure.compare_variants import run_comparison
-from workbench.measure.determinism import measure_determinism, num_distinct_outputs
+from workbench.measure.compare_variants import measure_variants, run_comparison
+from workbench.measure.determinism import num_distinct_outputs
 
 problem = backend_problems()[Backend.MLIR]
 
@@ -35,11 +35,11 @@ def test_answers_are_counted_by_prompt() -> None:
 
 def test_a_price_of_sequences_that_never_decode_together_is_refused() -> None:
     few = asked(DETERMINISM, "workload.prompts=1", "workload.runs=1", "schedule.max_num_seqs=2")
-    refuses("workload.price: 3 sequences never decode together; lower price.batch", measure_determinism, few)
+    refuses("workload.price: 3 sequences never decode together; lower price.batch", measure_variants, few)
 
 
 def test_without_the_mode_bits_vary() -> None:
-    (row,) = measure_determinism(asked(DETERMINISM)).rows
+    (row,) = measure_variants(asked(DETERMINISM)).rows
     assert row["varying_bits"] > 1 and row["same_bits"] == 1 and not row["batch_invariant"]
     assert row["prefill_s"] > 0 and "price_prefill" not in row
 

@@ -40,5 +40,5 @@ def test_the_arguments_of_load_are_returned_as_an_experiments_settings() -> None
 
 
 def test_a_runner_put_together_by_hand_has_no_experiment() -> None:
-    with pytest.raises(WorkbenchError, match="put together by hand"):
+    with pytest.raises(WorkbenchError, match="built by hand"):
         experiment_of_runner(Runner(model=LoadedModel(load("demo-draft", backend="eager").model)), "q", WORKLOAD)

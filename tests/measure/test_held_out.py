@@ -6,13 +6,12 @@ import hashlib
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.thorough import tries
 from workbench.engine.loaded_model import BUNDLED_MODELS
-from workbench.errors import WorkbenchError
 from workbench.measure.quality.held_out import cut_windows, held_out_modules, sample_windows
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 
@@ -42,8 +41,9 @@ def test_a_sample_is_the_same_for_the_same_seed() -> None:
     one, again, other = (sample_windows(every, 6, seed) for seed in (1, 1, 2))
     assert one == again != other
     assert len(set(one)) == 6
-    with pytest.raises(WorkbenchError, match="windows of at least 17 tokens"):
-        sample_windows(cut_windows(TOKENIZER, {"a": "x = 1"}, 16), 1, 0, min_tokens=17)
+    refuses(
+        "windows of at least 17 tokens", sample_windows, cut_windows(TOKENIZER, {"a": "x = 1"}, 16), 1, 0, min_tokens=17
+    )
 
 
 def manifest(folder: Path, files: dict[str, bytes], side: str = "held_out") -> Path:
@@ -64,7 +64,5 @@ def test_only_what_the_card_lists_is_read(tmp_path: Path) -> None:
     found = held_out_modules(listed, tmp_path)
     assert (found.texts, found.num_verified, found.num_listed) == ({"a.py": "a = 1\n"}, 1, 3)
     (tmp_path / "a.py").write_bytes(b"other")
-    with pytest.raises(WorkbenchError, match="none of the 3 held-out modules of Python 3.99 is here"):
-        held_out_modules(listed, tmp_path)
-    with pytest.raises(WorkbenchError, match="none of the 0"):
-        held_out_modules(manifest(tmp_path, files, side="training"), tmp_path)
+    refuses("none of the 3 held-out modules of Python 3.99 is here", held_out_modules, listed, tmp_path)
+    refuses("none of the 0", held_out_modules, manifest(tmp_path, files, side="training"), tmp_path)

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.refusals import refuses
 from tests.measure.runs import run_and_kill, small_recorder, write_note, write_run
 from tests.measure.small import PREFIX, asked
 from tests.thorough import tries
@@ -170,8 +171,7 @@ def test_an_older_record_without_a_manifest_opens_and_says_so(tmp_path: Path) ->
     record = Record.open(path, incomplete_ok=True)
     assert record.state == "no manifest" and not record.complete
     assert record.summary["wall_s"] == 8.1 and record.tokens.num_rows == 3
-    with pytest.raises(WorkbenchError, match=r"manifest.json is missing.*; it holds .*steps.parquet"):
-        record.verify()
+    refuses(r"manifest.json is missing.*; it holds .*steps.parquet", record.verify)
 
 
 def test_running_and_killed_are_distinguished(tmp_path: Path) -> None:
@@ -191,8 +191,7 @@ def test_running_and_killed_are_distinguished(tmp_path: Path) -> None:
         assert check_folder(found[0]).state == "killed"  # even before anything has checked it
         child.wait()
     assert check_folder(found[0]).state == "killed"
-    with pytest.raises(WorkbenchError, match=r"unfinished \(it was killed or interrupted\) and holds nothing; run"):
-        Record.open(found[0])
+    refuses(r"unfinished \(it was killed or interrupted\) and holds nothing; run", Record.open, found[0])
     shutil.copytree(found[0], tmp_path / "elsewhere")
     written = (found[0] / MARKER).read_text().splitlines()
     there = json.loads(written[1]) | {"where": "another machine"}
@@ -238,7 +237,7 @@ def test_a_record_killed_before_any_file_operation_is_whole_or_absent(tmp_path: 
 
 
 def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
-    from workbench.experiment.variants import VariantResults
+    from workbench.experiment.experiment import VariantResults
     from workbench.measure import compare_variants as comparison
 
     found = VariantResults([{"variant": "a", "seconds": 1.5}], {}, {"rounds": [{"round": 1}]})

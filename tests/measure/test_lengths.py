@@ -11,8 +11,9 @@ from tests.measure.small import TINY, asked, is_drawn
 from workbench.machine.ceilings import Ceiling, MachineCeilings
 from workbench.measure import predictions as predictions_of
 from workbench.measure.compare_variants import run_comparison
-from workbench.measure.lengths import measure_lengths
-from workbench.measure.predictions import MeasuredHardware, predict_serving, predict_variants, prefill_steps
+from workbench.measure.lengths import LengthsWorkload
+from workbench.measure.predictions import MeasuredHardware, predict_variants, prefill_steps
+from workbench.measure.serving import predict_serving
 from workbench.model.cost import StepCostModel
 from workbench.runs.record import Record
 
@@ -38,12 +39,14 @@ def ceilings(monkeypatch: pytest.MonkeyPatch) -> list:
 def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def measured(experiment, tell, predicted):
+    measure = LengthsWorkload.measure
+
+    def measured(self, experiment, tell, predicted):
         (folder,) = tmp_path.iterdir()
         seen.append(json.loads((folder / "prediction.json").read_text()))
-        return measure_lengths(experiment, tell, predicted)
+        return measure(self, experiment, tell, predicted)
 
-    monkeypatch.setattr("workbench.measure.compare_variants.measure_lengths", measured)
+    monkeypatch.setattr(LengthsWorkload, "measure", measured)
     record = run_comparison(asked(TINY, LENGTHS, VARIANTS), tmp_path, progress=False)
     rows = Record.open(record.path).summary["rows"]
     for row in rows:

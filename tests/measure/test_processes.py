@@ -16,8 +16,7 @@ from tests.measure.fleets import ClockedFleet, open_threads
 from tests.measure.small import PROCESSES, asked
 from tests.simulate.scenes import TICK, fleet, scenes
 from workbench.engine.config import EngineConfig
-from workbench.experiment.experiment import SLO, Experiment
-from workbench.experiment.variants import VariantResults
+from workbench.experiment.experiment import SLO, Experiment, VariantResults
 from workbench.measure import compare_variants, predictions
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.jobs import job_metrics, job_row, jobs_of_events, request_metrics_of

@@ -11,7 +11,6 @@ import yaml
 
 from tests.measure.small import SIMULATED, asked, is_drawn
 from workbench.experiment.build import requests_of
-from workbench.measure import chart as pareto
 from workbench.measure import simulated
 from workbench.measure import simulation as curves
 from workbench.measure.compare_variants import run_comparison
@@ -90,11 +89,8 @@ def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
     assert rows[0]["ttft_s_p99"] == rows[0]["curve"][0]["ttft_s_p99"] <= rows[0]["curve"][1]["ttft_s_p99"]
     assert rows[1]["curve"][1]["ttft_s_p99"] < rows[0]["curve"][1]["ttft_s_p99"]
     assert is_drawn(record)
-    if pareto.plotting_problem() is None:
-        bars = pareto.render_chart(
-            curves.chart([{k: v for k, v in row.items() if k != "curve"} for row in rows], "bars"), "svg"
-        ).decode()
-        assert bars.startswith("<svg") and "two" in bars
+    bars = curves.chart([{k: v for k, v in row.items() if k != "curve"} for row in rows], "bars").svg()
+    assert bars.startswith("<svg") and "two" in bars
 
 
 def test_simulating_from_words() -> None:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.helpers.refusals import refuses
 from tests.measure.small import SPECULATION, TINY, asked, is_drawn, shown
 from workbench.experiment.experiment import Experiment
-from workbench.measure.compare_variants import run_comparison
+from workbench.measure.compare_variants import measure_variants, run_comparison
 from workbench.measure.run import run
-from workbench.measure.speculation import measure_speculation
 from workbench.parts import NO_DRAFT, Proposer
 from workbench.runs.metrics import acceptance_metrics, expected_tokens_per_verification
 
@@ -71,7 +70,7 @@ def test_a_load_that_never_decodes_together_is_refused(tmp_path: Path, change: s
     text = tmp_path / "text.py"
     text.write_text("\n".join(f"def name_{i}(value):\n    return value + {i}\n" for i in range(40)))
     few = "variants={plain: {}}", f"workload.texts=[{text}]", "workload.loads=[2]", change
-    refuses("workload.loads: 2 sequences never decode", lambda: measure_speculation(asked(SPECULATION, *few)))
+    refuses("workload.loads: 2 sequences never decode", lambda: measure_variants(asked(SPECULATION, *few)))
 
 
 def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_a_proposer_of_ones_own_meets_the_texts_of_a_run_for_the_first_time() ->
     BUILT.clear()
     own = f"variants={{plain: {{speculate.kind: none}}, own: {{speculate: {{path: '{__name__}:Counted'}}}}}}"
     work = "workload={kind: speculation, prompts: 2, prompt_tokens: 24, output_tokens: 6, loads: [1], rounds: 2}"
-    measure_speculation(asked(SPECULATION, "model.name=demo-draft", "sampling.temperature=1", "judge=null", own, work))
+    measure_variants(asked(SPECULATION, "model.name=demo-draft", "sampling.temperature=1", "judge=null", own, work))
     runs = [seen for seen in BUILT if seen]
     assert len(runs) == 3  # one to warm up and two rounds
     assert all(list(dict.fromkeys(seen)) == ["r0", "r1"] for seen in runs)

@@ -68,7 +68,7 @@ def test_a_comparison_has_a_row_a_delivery(tmp_path: Path, monkeypatch: pytest.M
     assert [row["variant"] for row in rows] == ["whole", "events", "stream"]
     assert all(len(row["rates"]) == 2 for row in rows)
     (found,) = variant_tables(rows)
-    for heading in ("first text seen ms", "output tokens/s", "predicted at most", "messages"):
+    for heading in ("first text seen p50", "throughput", "predicted throughput", "messages"):
         assert heading in found.headings
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
+from workbench.measure.compare_variants import measure_variants
 from workbench.measure.run import run
-from workbench.measure.text_agreement import agreement, measure_text_agreement
+from workbench.measure.text_agreement import agreement
 from workbench.zoo.agreement import AGREEMENT_FIGURES, JUDGE, judge
 
 SMALL = {"kind": "text_agreement", "prompts": 2, "prompt_tokens": 16, "output_tokens": 6, "rounds": 2}
@@ -54,7 +55,7 @@ def test_a_verdict_follows_its_rule(tmp_path: Path) -> None:
 
 def test_settings_that_change_the_texts_are_found() -> None:
     cache = {"prefix": {"kind": "radix"}, "page_size": 4}
-    found = measure_text_agreement(pair({"sampling.temperature": 3.0}, cache=cache), lambda line: None)
+    found = measure_variants(pair({"sampling.temperature": 3.0}, cache=cache))
     left, right = found.rows
     assert left["same_texts_share"] == 1 > right["same_texts_share"] and right["first_divergence"] < 6
     assert set(AGREEMENT_FIGURES) <= set(right)

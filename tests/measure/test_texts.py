@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.experiment.experiment import Experiment
+from workbench.measure.compare_variants import measure_variants
 from workbench.measure.predictions import predict_variants
 from workbench.measure.sampled_texts import (
     HELD_OUT_ROW,
@@ -21,7 +22,6 @@ from workbench.measure.sampled_texts import (
     distinct_ngram_fraction,
     ends_in_loop,
     entropy,
-    measure_sampled_texts,
     token_surprisal,
 )
 
@@ -69,7 +69,7 @@ def test_texts_of_the_demo_model() -> None:
     drawn = [prediction["variants"][name]["drawn_entropy"] for name in ("greedy", "cool", "free", "hot")]
     assert drawn == sorted(drawn) and drawn[0] == 0
     assert prediction["variants"]["two"]["drawn_entropy"] <= 1
-    found = measure_sampled_texts(asked, lambda line: None, prediction)
+    found = measure_variants(asked, lambda line: None, prediction)
     rows = {row["variant"]: row for row in found.rows}
     assert rows[LOOP_ROW]["looped"] == 1 and rows[LOOP_ROW]["repeated_4"] > 0.5 > rows[RANDOM_ROW]["repeated_4"]
     assert rows[RANDOM_ROW]["bits_per_byte"] > rows["hot"]["bits_per_byte"] > rows["free"]["bits_per_byte"]

@@ -38,8 +38,8 @@ def test_it_is_what_counting_every_context_finds(group: int, residual: int, chun
 def test_the_notebook_says_what_the_formats_bytes_say() -> None:
     experiment = Experiment.from_values({"question": "q", "workload": {"kind": "random"}})
     text = " ".join(NOTEBOOK.read_text().replace("\n# ", " ").split())
-    for chunk, words in ((64, r"from ([\d,]+) tokens on in INT8, from ([\d,]+) in INT4"),
-                         (512, r"then it is from ([\d,]+) and ([\d,]+)\.")):  # fmt: skip
+    for chunk, words in ((64, r"it is ([\d,]+) tokens in INT8, and ([\d,]+) in INT4"),
+                         (512, r"Then these lengths are ([\d,]+) and ([\d,]+) tokens\.")):  # fmt: skip
         dense = experiment.with_(f"schedule.chunk_tokens={chunk}")
         counted = [
             capacity.break_even_context(dense.with_(f"cache.format={format}"), dense) for format in ("int8", "int4")

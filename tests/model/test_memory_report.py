@@ -1,4 +1,4 @@
-"""`workbench memory`: published figures, units, configs of families that are not read, and the remarks on them."""
+"""`workbench model memory`: published figures, units, configs of unread families, and the remarks on them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 from tests.engine.tiny import layer, spec_of
 from tests.helpers.published_configs import DEEPSEEK_V3
-from workbench.memory.report import cache_terms, describe_longest, estimate_memory, parse_bytes, report_for
+from workbench.memory.report import cache_terms, describe_longest, estimate_memory, report_for
 from workbench.model.hf.any_config import spec_from_any_config
 from workbench.model.hf.families import config_from_spec
 from workbench.model.recurrent.spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.shapes import SHAPES, named_shape
 from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.units import parse_bytes
 
 
 def test_llama_3_70b() -> None:
@@ -39,7 +40,7 @@ def test_what_fits_into_a_memory() -> None:
     full = report_for("shape:llama-3.1-8b", context=8192, batch=one["sequences"], memory="80GB")
     assert full["total_bytes"] <= 80 * 10**9 < full["total_bytes"] + full["cache_bytes_per_sequence"]
     none = report_for("shape:llama-3-70b", context=128_000, memory="80GB")
-    assert none["sequences"] == 0 and "weights and activations alone exceed 80.0 GB" in none["remarks"]
+    assert none["sequences"] == 0 and "weights and activations alone exceed 74.5 GiB" in none["remarks"]
     assert describe_longest(none) == "not even 1 of a single token" and "of up to" in describe_longest(one)
     assert describe_longest({"batch": 4, "longest_context": None}) == "4 of any length"
     assert describe_longest({"batch": 4, "longest_context": 1}) == "4 of up to 1 token each"
@@ -119,7 +120,7 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
         and (spec.layers[0].intermediate_size, experts.num_experts, experts.num_experts_per_tok) == (32, 4, 2)
         and spec.tie_word_embeddings
     )
-    assert any("only the decoder in text_config" in remark for remark in remarks)
+    assert any("only the decoder under text_config" in remark for remark in remarks)
     kinds = ["full_attention", "sliding_attention"] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "n", inner | {"layer_types": kinds}))
     assert [kind.attention.sliding_window for kind in spec.layers] == [None, 16] * 3

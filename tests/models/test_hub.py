@@ -34,8 +34,8 @@ def held(folder: Path) -> list[str]:
 
 def test_the_files_that_are_read_are_fetched_once_and_loaded_by_name(hub: Hub, models: Path) -> None:
     ran = cli("model get o/n@v1")
-    assert f"o/n at {COMMIT[:12]}: 3 files, 2 MB; licence: mit" in ran.err and "o/n@v1 is at hand: " in ran.out
-    assert ran.out.endswith("try: workbench check o/n@v1\n")
+    assert f"o/n at {COMMIT[:12]}: 3 files, 2.1 MiB; licence: mit" in ran.err and "o/n@v1 is at hand: " in ran.out
+    assert ran.out.endswith("try: workbench model check o/n@v1\n")
     assert sorted(hub.asked) == [(name, None) for name in sorted(DRAFT)]
     assert held(models) == [".lock", *(f"o/n@v1/{name}" for name in sorted([".revision", *DRAFT]))]
     assert (models / "o" / "n@v1" / ".revision").read_text() == COMMIT + "\n"
@@ -61,7 +61,7 @@ def test_a_connection_that_breaks_off_goes_on_at_the_byte(
 @pytest.mark.parametrize("name", [WHOLE, "config.json"])
 def test_a_file_that_is_not_the_hubs_is_deleted_and_the_others_are_kept(name: str, hub: Hub, models: Path) -> None:
     hub.sent[name] = DRAFT[name][::-1]
-    assert f"o/n: {name} is not the file that the hub lists; it was deleted" in refused("model get o/n")
+    assert f"o/n: {name} differs from the file that the hub lists; it was deleted" in refused("model get o/n")
     refuses("no model 'o/n'", workbench.load, "o/n")
     hub.sent.clear()
     hub.asked.clear()
@@ -73,8 +73,8 @@ def test_a_file_that_is_not_the_hubs_is_deleted_and_the_others_are_kept(name: st
     "status, code, words",
     [
         (401, "GatedRepo", "accept the licence on its page, then `hf auth login`"),
-        (404, "RepoNotFound", "the hub has no such model, or keeps it from you"),
-        (404, "RevisionNotFound", "the hub has the model, and no such revision"),
+        (404, "RepoNotFound", "the hub has no such model, or hides it from you"),
+        (404, "RevisionNotFound", "the hub has the model, but not this revision"),
         (400, "", "Bad request"),
     ],
 )

@@ -33,7 +33,8 @@ def test_a_model_that_is_not_at_hand_names_the_command(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [bool(each.terms) for each in MODELS] == [False, True]
-    words = "model 'smollm2' is not at hand, or not whole: `workbench model get smollm2` fetches it .98 MB, Apache-2.0."
+    words = "model 'smollm2' is not fetched, or incomplete: `workbench model get smollm2` fetches it "
+    words += ".93.8 MiB, Apache-2.0."
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").mkdir()  # a known name means the model: ./smollm2 is the folder
     refuses(words, workbench.load, "smollm2")
@@ -46,28 +47,29 @@ def test_a_model_that_is_not_at_hand_names_the_command(
     listed = answer("model list")
     assert listed["default"] == default_model() == "demo-chat"
     assert [each["path"] for each in listed["models"]] == [None, None]
-    assert "not at hand: workbench model get gemma3-270m" in cli("model list").text
+    assert "not fetched: workbench model get gemma3-270m" in cli("model list").text
 
 
 def test_a_model_at_hand_is_loaded_by_name_and_speaks(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = workbench.load(workbench.default_model(), backend="eager")
     assert [*runner.stream("def f", max_tokens=2)] and served_name_of(runner) == "smollm2"
-    ran = cli("chat a --backend eager --max-tokens 4")
+    ran = cli("chat a --set backend=eager --max-tokens 4")
     assert "[smollm2, round 0: " in ran.out and ran.err.startswith("smollm2 speaks\n")
     monkeypatch.setenv("WORKBENCH_DEFAULT_MODEL", "demo-draft")
-    ran = cli("chat a --backend eager --max-tokens 4 --json")
+    ran = cli("chat a --set backend=eager --max-tokens 4 --json")
     assert json.loads(ran.out)["model"] == "demo-draft" and ran.err == ""
 
 
 def test_memory_and_speed_are_asked_by_name(smollm2: Path) -> None:
-    assert answer("memory smollm2") == answer("memory", str(smollm2))
-    little = "--batch 1 --depth 0 --prompt 8 --generate 2 --repetitions 1 --no-memory"
-    assert [row["status"] for row in answer(f"bench --model smollm2 --backend eager {little}")["rows"]] == ["ok", "ok"]
+    assert answer("model memory smollm2") == answer("model memory", str(smollm2))
+    little = "--batch 1 --depth 0 --set workload.prompt_tokens=8 --set workload.output_tokens=2 --no-memory"
+    found = cli(f"bench smollm2 --set backend=eager --set measure.rounds=1 {little} --format json").json
+    assert [row["status"] for row in found["rows"]] == ["ok", "ok"]
 
 
 def test_removal(smollm2: Path) -> None:
     listed = cli("model list").text
-    assert f" {smollm2.name} " in listed and f"models lie in {smollm2.parent}" in listed
+    assert f" {smollm2.name} " in listed and f"folder of models: {smollm2.parent}" in listed
     assert answer("model remove smollm2") == {"name": "smollm2", "path": str(smollm2)}
     assert not smollm2.exists() and default_model() == "demo-chat"
     for name in ("smollm2", "demo", "../demo"):

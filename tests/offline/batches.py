@@ -1,4 +1,4 @@
-"""A tiny model with a tokenizer and a template, and batches for it."""
+"""A tiny model whose tokenizer has the control tokens of chats, and batches for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ import torch
 from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.prompt.samples import byte_level
 from workbench.engine.runner import Runner
-from workbench.offline.requests import CHAT, COMPLETIONS, BatchModel
 from workbench.offline.run import BatchProgress, run_batch
-from workbench.prompt.templates import ChatTemplate
+from workbench.serve.served_model import ServedModel
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|turn|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONTEXT = 48
 
 
@@ -29,11 +25,6 @@ def runner() -> Runner:
     changed = {"vocab_size": 266, "max_position_embeddings": CONTEXT}
     spec = spec_of(layer(), eos_token_ids=(1,)).model_copy(update=changed)
     return runner_of(model_of(spec, dtype=torch.float64), tokenizer=byte_level())
-
-
-def model(template: str | None = TEMPLATE) -> BatchModel:
-    chat = None if template is None else ChatTemplate(template, {"bos_token": "<|begin|>"})
-    return BatchModel("tiny", byte_level(), chat, CONTEXT)
 
 
 def line(name: Any, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
@@ -70,8 +61,7 @@ def answers(lines: list[Any], folder: Path, **options: Any) -> list[dict[str, An
 
 
 def run(source: Path, out: Path, settings: str = "", **options: Any) -> BatchProgress:
-    template = options.pop("template", TEMPLATE)
-    return run_batch(source, out, lambda: (runner(), model(template)), settings, **options)
+    return run_batch(source, out, lambda: ServedModel("tiny", runner()), settings, **options)
 
 
 @cache

@@ -99,7 +99,7 @@ def test_answers_of_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="line 1: .* under other settings"):
         run(source, out, settings="another model")
     out.write_bytes(whole()[: whole().index(b"\n") + 1] + b'{"hello": 1}\n')
-    with pytest.raises(WorkbenchError, match="line 2: is no answer of a batch"):
+    with pytest.raises(WorkbenchError, match="line 2: not an answer of a batch"):
         run(source, out)
 
 

@@ -195,7 +195,7 @@ def test_many_short_turns_are_cut_though_their_marks_alone_are_too_long() -> Non
 
 def test_over_the_context() -> None:
     talk = Conversation(system="S" * 50, turns=["a" * 100]).answer("b" * 100).user("c" * 50)
-    with pytest.raises(WorkbenchError, match=r"has 310 tokens, and 190 fit beside 10 .*, or set overflow"):
+    with pytest.raises(WorkbenchError, match=r"has 310 tokens, and 190 fit together .*, or set overflow"):
         talk.prompt(OWN, context=200, max_tokens=10)
     own = talk.prompt(
         OWN, context=200, overflow=lambda found, excess: found.model_copy(update={"turns": found.turns[2:]})

@@ -123,14 +123,14 @@ def test_what_has_no_keys(tmp_path: Path) -> None:
     byte_level_step = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     merges = json.loads(marks.to_json())["model"]["merges"]
     cases: list[tuple[Tokenizer, str]] = [
-        (changed(words, pre_tokenizer=byte_level_step), "the pattern by which it cuts words is none of those"),
-        (changed(words, normalizer={"type": "Lowercase"}), "the pattern by which it cuts words is none of those"),
+        (changed(words, pre_tokenizer=byte_level_step), "GGUF has no name for the pattern that splits its words"),
+        (changed(words, normalizer={"type": "Lowercase"}), "GGUF has no name for the pattern that splits its words"),
         (changed(words, added_tokens=added(words, rstrip=True)), "'<own>' takes spaces after it"),
         (changed(words, post_processor=before), "it puts 2 tokens before a text"),
-        (changed(words, decoder=None), "depends on the tokens beside it"),
+        (changed(words, decoder=None), "depends on the tokens around it"),
         (changed(marks, model={"byte_fallback": False}), "no bytes for characters"),
         (changed(marks, normalizer={"type": "NFKC"}), "it changes a text before it is cut"),
-        (changed(marks, model={"merges": merges[1:]}), "its merges are not those of a score for each piece"),
+        (changed(marks, model={"merges": merges[1:]}), "its merges do not follow from a score for each piece"),
         (pieces(tmp_path, "bpe with NFKC"), "it changes a text before it is cut"),
         (pieces(tmp_path, "unigram"), "its model is Unigram"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.command_line import cli, refused
+from tests.helpers.refusals import refuses
 from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
-from workbench.errors import WorkbenchError
+from workbench.reports.comparison_charts import BETTER, front_figure
 from workbench.runs import compare
 from workbench.runs.compared_run import ComparedRun, label_runs
 from workbench.runs.comparison import Comparison, ComparisonRow, RepeatedRuns, _cells, _verdict
@@ -75,14 +77,12 @@ def test_runs_that_differ_in_seeds_repeat_each_other(tmp_path: Path) -> None:
 
 
 def test_a_run_against_itself_needs_to_be_asked_for(run: str) -> None:
-    with pytest.raises(WorkbenchError, match="nothing to compare with"):
-        compare([f"{run}:dense"], f"{run}:dense")
+    refuses("nothing to compare with", compare, [f"{run}:dense"], f"{run}:dense")
 
 
 def test_times_of_a_busy_machine_are_refused_unless_forced(tmp_path: Path) -> None:
     run = str(run_of_rounds(tmp_path, "busy", {"dense": DENSE, "int8": TWICE}, busy=0.3))
-    with pytest.raises(WorkbenchError, match="other processes took more than 10% .* ttft_s_p50 .* --force"):
-        compare([run], f"{run}:dense")
+    refuses("other processes took more than 10% .* ttft_s_p50 .* --force", compare, [run], f"{run}:dense")
     assert compare([run], f"{run}:dense", ["kv_bytes_peak"]).rows  # which no other process changes
     forced = compare([run], f"{run}:dense", force=True)
     assert forced.noisy_runs == (Path(run).name,) and forced.rows
@@ -91,11 +91,9 @@ def test_times_of_a_busy_machine_are_refused_unless_forced(tmp_path: Path) -> No
 def test_what_is_not_whole_is_refused_with_the_reason(run: str, tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "INCOMPLETE").write_text("")
-    with pytest.raises(WorkbenchError, match="killed: unfinished"):
-        compare([str(tmp_path / "killed")], f"{run}:dense")
+    refuses("killed: unfinished", compare, [str(tmp_path / "killed")], f"{run}:dense")
     (Path(run) / "steps.parquet").unlink()
-    with pytest.raises(WorkbenchError, match="steps.parquet is missing"):
-        compare([run], f"{run}:dense")
+    refuses("steps.parquet is missing", compare, [run], f"{run}:dense")
 
 
 @pytest.mark.parametrize(
@@ -108,9 +106,7 @@ def test_what_is_not_whole_is_refused_with_the_reason(run: str, tmp_path: Path) 
     ],
 )
 def test_mistakes_are_reported(run: str, asked: str, baseline: str, measure: list[str], message: str) -> None:
-    with pytest.raises(WorkbenchError) as caught:
-        compare([asked.replace("RUN", run)], baseline.replace("RUN", run), measure)
-    assert message in str(caught.value)
+    refuses(re.escape(message), compare, [asked.replace("RUN", run)], baseline.replace("RUN", run), measure)
 
 
 def test_labels_are_the_settings_that_differ() -> None:
@@ -170,23 +166,26 @@ def test_no_point_beats_the_front_and_every_other_is_beaten(points: list, ways: 
         )
         for index, (x, y) in enumerate(points)
     ]
-    found = Comparison("0", tuple(groups), ()).pareto(f"x:{ways[0]}", f"y:{ways[1]}")
+    asked, comparison = (f"x:{ways[0]}", f"y:{ways[1]}"), Comparison("0", tuple(groups), ())
+    found = comparison.pareto(*asked)
     signs = [1 if way == "min" else -1 for way in ways]
 
     def beats(one: tuple, other: tuple) -> bool:
         a, b = ([sign * value for sign, value in zip(signs, point, strict=True)] for point in (one, other))
         return all(p <= q for p, q in zip(a, b, strict=True)) and a != b
 
-    for row, point in zip(found, points, strict=True):
+    dots = front_figure(comparison, *asked).spec["layer"][1]
+    for row, point, dot in zip(found, points, dots["data"]["values"], strict=True):
         assert row["front"] != any(beats(other, point) for other in points)
+        assert (dot["x"], dot["y"], dot["front"]) == (*point, row["front"])
+    assert dots["encoding"]["y"]["title"].endswith(BETTER[ways[1]])
 
 
-def test_a_measure_says_by_its_name_which_way_is_better() -> None:
+def test_a_measure_declares_which_way_is_better() -> None:
     names = ("ttft_s_p50", "output_tokens_per_s", "kv_bytes_peak", "same_top", "scored")
     assert [direction(name) for name in names] == ["min", "max", "min", "max", None]
     assert parse_objective("ttft_s.p50") == ("ttft_s_p50", "min") and parse_objective("scored:max") == ("scored", "max")
-    with pytest.raises(WorkbenchError, match="scored:min if less of it is better"):
-        parse_objective("scored")
+    refuses("scored:min if less of it is better", parse_objective, "scored")
     timed = [depends_on_time(name) for name in ("output_tokens_per_s", "wall_s", "kv_bytes_peak", "kl_mean")]
     assert timed == [True, True, False, False]
 
@@ -203,7 +202,7 @@ def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path) -> Non
     assert (tmp_path / "x.csv").read_text().startswith("measure,label,")
     rows = cli(f"{against} --pareto ttft_s_p50,kv_bytes_peak --format json").json["rows"]
     assert [row["front"] for row in rows] == [True, False, True]
-    assert "name its file with --out" in refused(f"{against} --format svg")
+    assert "give its file with --out" in refused(f"{against} --format svg")
     assert cli("runs --columns run --format csv", tmp_path).out == f"run\n{os.path.basename(run)}\n"
     assert cli("runs --columns run --format csv --limit 0", tmp_path).out == "run\n"
     wrong = refused("runs --where 'format = 1'", tmp_path)
@@ -214,8 +213,6 @@ def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("more", ["", "--pareto ttft_s_p50,output_tokens_per_s"])
 @pytest.mark.parametrize("form", ["svg", "png"])
 def test_pictures_are_drawn(run: str, tmp_path: Path, more: str, form: str) -> None:
-    pytest.importorskip("altair", reason="pip install 'inference-workbench[plots]'")
-    pytest.importorskip("vl_convert", reason="pip install 'inference-workbench[plots]'")
     out = tmp_path / f"x.{form}"
     cli(f"compare {run} --baseline {run}:dense --format {form} {more} --out", out)
     content = out.read_bytes()
@@ -234,5 +231,4 @@ def test_runs_without_rounds_have_no_intervals(tmp_path: Path) -> None:
     assert row.confidence is None and row.ratio_low is None and row.verdict is None
     assert row.ratio == pytest.approx(row.value / row.baseline)
     text = write(tmp_path / "bare", "question: q\n", {"wall_s": 1.0}, environment())
-    with pytest.raises(WorkbenchError, match="name a measure with --measure"):
-        compare([str(text)], str(one), force=True)
+    refuses("name a measure with --measure", compare, [str(text)], str(one), force=True)

@@ -78,7 +78,7 @@ def test_a_changed_setting_is_equal_within_rounding_or_not(record: Record, tmp_p
 
 
 def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> None:
-    """A token that is not the model's: the runs part there, and the logits say that it is no tie."""
+    """A token that is not the model's: the runs diverge there, and the logits say that it is no tie."""
 
     def change(rows: list[dict]) -> None:
         rows[3]["token_ids"][5] = (rows[3]["token_ids"][5] + 1) % 256
@@ -89,7 +89,7 @@ def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> Non
     first = found.logits[0]
     assert first.request == "request-3" and first.num_tokens == 6 and first.error <= first.bound
     assert (first.explained_by_rounding, first.within_bound) == (False, False)
-    assert "rounding does not suffice" in str(first)
+    assert "rounding does not explain it" in str(first)
     assert str(found).startswith("tokens differ in 1 of 6 requests\nrequest-3: token 5 was ")
 
 
@@ -170,5 +170,5 @@ def test_what_differs_by_its_path_and_where_tokens_part() -> None:
     other = [{"request_id": "r", "sample": s, "token_ids": ids} for s, ids in enumerate([[1, 2], [3, 5]])]
     longer, missing = token_differences(rows, other)
     assert (longer.request, longer.position, longer.was, longer.now) == ("r#1", 1, None, 5)
-    assert str(longer) == "r#1: 1 tokens, then 2, equal as far as both go"
+    assert str(longer) == "r#1: 1 tokens, then 2, equal up to the shorter's end"
     assert str(missing) == "r#2: only in one of the runs"

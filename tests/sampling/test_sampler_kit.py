@@ -50,7 +50,7 @@ def test_small_and_odd_vocabularies(vocab):
         (parts.GivesNaN, "neither NaN", "returned NaN"),
         (parts.Resurrects, "brings no removed token back", "brought removed tokens"),
         (parts.Remembers, "remembers nothing", "after seeing other requests' rows"),
-        (parts.LooksAside, "whatever its neighbours", "another answer beside"),
+        (parts.LooksAside, "whatever its neighbours", "another answer in a batch with"),
         (parts.SamplerRaises, "never raises", "raised KeyError"),
         (parts.TakesRemoved, "only tokens that are left", "removed"),
         (parts.TakesUnknown, "only tokens that are left", "which is no token"),

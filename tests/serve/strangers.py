@@ -195,7 +195,7 @@ def fault_of(status: int, answer: str, way: str, name: str) -> str:
         return "" if status == 400 and "is JSON, and no grammar in Lark" in answer else f"{status}: {answer}"
     if name in CARRIED_OUT:
         return "" if status == 200 else f"{status}: {answer}"
-    is_named = "is not carried out" in answer and any(each in answer for each in (".a", "character"))
+    is_named = "is not supported" in answer and any(each in answer for each in (".a", "character"))
     return "" if status == 400 and is_named else f"{status}: {answer}"
 
 

@@ -10,15 +10,15 @@ from statistics import quantiles
 import pytest
 
 from tests.simulate.traces import AZURE, MOONCAKE, trace
-from workbench.simulate import azure_table, mooncake_table
+from workbench.simulate import fitted_traffic
 from workbench.simulate.arrival import BLOCK_TOKENS, Arrival
 from workbench.simulate.generators import azure_conversations, mooncake_conversations
 from workbench.simulate.trace_files import read_trace
 
 Generator = Callable[[random.Random], Iterator[Arrival]]
 PAIRS = [
-    pytest.param(AZURE, azure_conversations, azure_table.SECONDS, id="azure"),
-    pytest.param(MOONCAKE, mooncake_conversations, mooncake_table.SECONDS, id="mooncake"),
+    pytest.param(AZURE, azure_conversations, fitted_traffic.AZURE.seconds, id="azure"),
+    pytest.param(MOONCAKE, mooncake_conversations, fitted_traffic.MOONCAKE.seconds, id="mooncake"),
 ]
 
 
@@ -54,14 +54,14 @@ def test_quantiles_are_near_the_traces(name: str, generator: Generator, seconds:
 
 
 def test_shared_prefixes_are_near_the_trace() -> None:
-    ours = shared(hour(mooncake_conversations, mooncake_table.SECONDS))
+    ours = shared(hour(mooncake_conversations, fitted_traffic.MOONCAKE.seconds))
     theirs = shared(list(read_trace(trace(MOONCAKE))))
     assert ours == pytest.approx(theirs, rel=0.1)
 
 
 def test_gaps_are_near_the_trace() -> None:
     gaps = []
-    for arrivals in (list(read_trace(trace(AZURE))), hour(azure_conversations, azure_table.SECONDS)):
+    for arrivals in (list(read_trace(trace(AZURE))), hour(azure_conversations, fitted_traffic.AZURE.seconds)):
         gaps.append([b.time - a.time for a, b in itertools.pairwise(arrivals)])
     for a, b in zip(*(quantiles(each, n=10) for each in gaps), strict=True):
         assert a == pytest.approx(b, rel=0.15)

@@ -232,7 +232,7 @@ def test_weights_and_cache_fill_the_share_of_the_memory(share: float, gpus: int)
     sizes = ModelSizes.dense(named_shape("llama-3.1-8b"))
     left = share * gpus * HARDWARE["h100"].memory - sizes.weight_bytes
     if left < 0:
-        with pytest.raises(WorkbenchError, match="leaves no room for its cache"):
+        with pytest.raises(WorkbenchError, match="leaves no memory for its cache"):
             instance_spec(sizes, HARDWARE["h100"], SchedulerLimits(), gpus=gpus, memory_share=share)
         return
     made = instance_spec(sizes, HARDWARE["h100"], SchedulerLimits(), gpus=gpus, memory_share=share)

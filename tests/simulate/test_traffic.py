@@ -33,7 +33,7 @@ from workbench.simulate.traffic_settings import (
     FixedLengths,
     Poisson,
     SessionLengths,
-    TrafficWorkload,
+    TrafficSettings,
 )
 
 KINDS = st.one_of(
@@ -47,11 +47,11 @@ LENGTHS = st.sampled_from(
 VOCAB = 257
 
 
-def traffic(**settings: Any) -> TrafficWorkload:
-    return TrafficWorkload.model_validate({"arrivals": AtOnce(), "lengths": FixedLengths(), **settings})
+def traffic(**settings: Any) -> TrafficSettings:
+    return TrafficSettings.model_validate({"arrivals": AtOnce(), "lengths": FixedLengths(), **settings})
 
 
-def arrivals_of(workload: TrafficWorkload) -> list[Arrival]:
+def arrivals_of(workload: TrafficSettings) -> list[Arrival]:
     return list(source_of(workload).initial_arrivals())
 
 
@@ -63,7 +63,7 @@ def test_traffic_is_whole_in_order_and_the_same_every_time(
     made = arrivals_of(workload)
     assert len(made) == count and made == arrivals_of(workload)
     assert all(a.time <= b.time for a, b in itertools.pairwise(made))
-    assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
+    assert TrafficSettings.model_validate(workload.model_dump(mode="json")) == workload
 
 
 @pytest.mark.parametrize("arrivals", [Poisson(rate=5), Bursts(rate=5, size=4)])
@@ -174,7 +174,7 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374
     [
         ("a,b\n1,2\n", 1, "begins no trace"),
         ("", 1, "begins no trace"),
-        (HEAD.splitlines()[0], "", "holds no request"),
+        (HEAD.splitlines()[0], "", "has no request"),
         (HEAD + "2023-11-16 18:15:47,12\n", 3, "2 fields, not 3"),
         (HEAD + "yesterday,12,3\n", 3, "yesterday"),
         (HEAD + "2023-11-16 18:15:47,99999999999,3\n", 3, "99999999999 is no count from 1"),
@@ -208,12 +208,12 @@ def test_missing_settings_are_reported(tmp_path: Path) -> None:
         ({"requests": 3}, "arrivals: give poisson"),
         ({"arrivals": AtOnce()}, "requests: give one"),
     ):
-        workload = TrafficWorkload.model_validate({"lengths": FixedLengths(), **changes})
+        workload = TrafficSettings.model_validate({"lengths": FixedLengths(), **changes})
         refuses(message, source_of, workload)
 
 
 def test_an_hour_of_the_generator_ends() -> None:
-    made = arrivals_of(TrafficWorkload(arrivals=AsRecorded()))
+    made = arrivals_of(TrafficSettings(arrivals=AsRecorded()))
     assert 19_000 < len(made) < 20_000
 
 
@@ -233,7 +233,7 @@ def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
     given_ = {"lengths": lengths, "requests": 30, "seed": seed}
     plain = arrivals_of(traffic(**given_))
     workload = traffic(**given_, tenants=tenants, priorities=priorities)
-    assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
+    assert TrafficSettings.model_validate(workload.model_dump(mode="json")) == workload
     made = arrivals_of(workload)
     assert made[:7] == arrivals_of(workload.model_copy(update={"requests": 7}))
     assert [replace(each, tenant="", priority=0) for each in made] == plain
@@ -286,5 +286,5 @@ def test_traffic_without_deadlines_and_predictions_has_none() -> None:
     once = "question: when?\nworkload: {kind: traffic, arrivals: {kind: at_once}, requests: 2, "
     read = Experiment.from_yaml(once + "deadlines: {2: 1, 0.5: 3}, prediction_error: 0.2}")
     assert Experiment.from_yaml(read.to_yaml()) == read
-    assert isinstance(read.workload, TrafficWorkload) and read.workload.deadlines == {2.0: 1.0, 0.5: 3.0}
+    assert isinstance(read.workload, TrafficSettings) and read.workload.deadlines == {2.0: 1.0, 0.5: 3.0}
     refuses("workload.*deadlines", lambda: Experiment.from_yaml(once + "deadlines: {-1: 1}}"))

@@ -86,7 +86,7 @@ def test_the_kit_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken("Silent") == ["proposes something"]
     assert broken("ClaimsToDraw") == ["sampled tokens are distributed as without drafts"]
     monkeypatch.setattr(kit, "_samples", lambda *_: None)  # whose law was seen above
-    assert broken("TooMany", "as are wanted") != []
+    assert broken("TooMany", "as requested") != []
     forgets = "forgets a request that has ended"
     assert forgets in broken("Remembers", forgets)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.sweep.point_workload import CachedCeilings
+from workbench.sweep.point_cost import CachedCeilings
 
 FLOPS, BYTES = 1e11, 1e10
 

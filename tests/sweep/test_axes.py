@@ -172,7 +172,7 @@ def test_every_mistake_is_reported_at_once_with_its_points(tmp_path: Path) -> No
     ("words", "message"),
     [
         (["cache.formt=dense,int8"], "cache.formt: unknown key; did you mean 'format'"),
-        (["judge=a,b"], "judge is no setting of a point"),
+        (["judge=a,b"], "judge is not a setting of a single run"),
         (["cache.format"], "write it as path=value,value"),
         (
             ["cache={format: int8},{format: int4}", "cache.format=dense,int8"],
@@ -186,7 +186,7 @@ def test_wrong_words(tmp_path: Path, words: list[str], message: str) -> None:
 
 def test_links_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
     refuses(
-        "equally many values: cache.page_size has 2, workload.requests has 3",
+        "the same number of values: cache.page_size has 2, workload.requests has 3",
         lambda: experiment_with_axes(write(tmp_path), [], ["cache.page_size=16,32", "workload.requests=1,2,3"]),
     )
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from tests.helpers.command_line import answer, cli, refused
 from tests.sweep.points import planned, write
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
+from workbench.experiment.experiment import Experiment, ServedRequests
 from workbench.machine.ceilings import Ceiling, MachineCeilings
 from workbench.runs.folder import RunFolder
-from workbench.sweep import point_workload as work
+from workbench.sweep import point_cost as work
 from workbench.sweep.estimate import COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN, Estimate
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.plan import PlannedPoint, SweepPlan, plan_sweep
 from workbench.sweep.point import PointResult, SweepPoint
-from workbench.sweep.point_workload import CachedCeilings, ServedRequests, point_workload
+from workbench.sweep.point_cost import CachedCeilings, decode_steps, point_cost
 from workbench.sweep.run import SweepRow
 from workbench.sweep.worker import RUN_NAME
 
@@ -125,9 +125,9 @@ def test_an_outcome_in_another_points_folder_is_none(tmp_path: Path) -> None:
 def test_requests_over_time_last_at_least_as_long_as_they_come(tmp_path: Path) -> None:
     traffic = "workload={kind: traffic, lengths: {kind: fixed}, arrivals: {kind: poisson, rate: 0.1}, requests: 9}"
     experiment = experiment_with_axes(write(tmp_path), [traffic]).single({}, "test")
-    found = point_workload(experiment)
+    found = point_cost(experiment)
     assert found is not None and found.min_seconds > 9 and sum(found.served[0].lengths.values()) == 9
-    assert point_workload(experiment.with_("executor={kind: simulated}")) is None
+    assert point_cost(experiment.with_("executor={kind: simulated}")) is None
 
 
 def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_decode_has_as_many_tokens_as_are_asked_for() -> None:
     experiment = EXPERIMENT.with_("schedule.max_num_seqs=4")
-    steps, rows, context = ServedRequests(experiment, {(10, 5): 3, (20, 9): 2})._decode_steps()
+    steps, rows, context = decode_steps(ServedRequests(experiment, {(10, 5): 3, (20, 9): 2}))
     assert steps * rows >= 3 * 4 + 2 * 8 and steps >= 8 and 10 < context < 29
 
 
@@ -190,11 +190,11 @@ def test_the_command_of_the_issue_plans_nine_points(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--repeat 2 --resume x", "name its file"),
-        ("", "name an experiment's file, or with --resume"),
-        ("--resume nowhere", "nowhere: is no sweep's folder"),
-        (f"{KV} --retry-failed", "name its folder with --resume"),
-        (f"{KV} --out x --resume x", "goes on in the folder it has"),
+        ("--repeat 2 --resume x", "need an experiment's file"),
+        ("", "give an experiment's file, or --resume"),
+        ("--resume nowhere", "nowhere: is no sweep folder"),
+        (f"{KV} --retry-failed", "needs --resume FOLDER"),
+        (f"{KV} --out x --resume x", "stays in its folder"),
         (f"{KV} --executor slum", "did you mean 'slurm'"),
     ],
 )

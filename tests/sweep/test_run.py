@@ -91,7 +91,7 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(tmp_path: Path, monke
     ran = cli(f"sweep --set {SIZES} --json", write(tmp_path), "--out", tmp_path / "runs", code=130)
     assert signal.getsignal(signal.SIGTERM) == before
     (folder,) = (tmp_path / "runs").iterdir()
-    message = f"interrupted: 2 of 3 points have an outcome; workbench sweep --resume {folder} goes on"
+    message = f"interrupted: 2 of 3 points have an outcome; continue: workbench sweep --resume {folder}"
     assert message in ran.err
 
 
@@ -181,12 +181,12 @@ def test_a_point_reproduced_leaves_its_sweep_as_it_was(within: str, tmp_path: Pa
     again = reproduce(run, progress=False, logit_checks=0).repeated.path
     assert again.parent == sweep.path.parent.resolve() and again.name.startswith("reproduce-")
     refuses(
-        "stays as it is; name a folder beside it",
+        "must not change; choose a folder outside it",
         lambda: reproduce(run, sweep.path / within.format(point=point.key, run=run.name), progress=False),
     )
     twice = reproduce(again, progress=False, logit_checks=0).repeated.path
     assert twice.parent == again.parent, "a repetition has its own beside it too"
-    refuses("stays as it is", lambda: reproduce(again, again / "new", progress=False))
+    refuses("must not change", lambda: reproduce(again, again / "new", progress=False))
     assert {each: each.read_bytes() for each in sweep.path.rglob("*") if each.is_file()} == before
 
 
@@ -283,7 +283,7 @@ def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("lokal", "'lokal' is none of local, ray, slurm; did you mean 'local'"),
         ("{kind: local, jobz: 2}", "jobz: unknown key; did you mean 'jobs'"),
-        ("{kind: ray, processes: 2}", "processes: one point on several processes is not possible yet"),
+        ("{kind: ray, processes: 2}", "processes: a point cannot run on several processes yet"),
     ],
 )
 def test_a_wrong_place(text: str, message: str) -> None:

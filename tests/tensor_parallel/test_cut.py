@@ -113,15 +113,15 @@ def test_quantized_weights_are_cut_as_they_are_stored(format: WeightFormat, size
 @pytest.mark.parametrize(
     ("change", "size", "message"),
     [
-        ({}, 3, r"3 ranks cannot share tiny: layer 0: its num_heads of 4 is no multiple of 3; .* fit: 2, 4"),
-        ({"intermediate_size": 126}, 4, r"its intermediate_size of 126 is no multiple of 4; .* fit: 2$"),
+        ({}, 3, r"3 ranks cannot share tiny: layer 0: its num_heads of 4 is not a multiple of 3; .* fit: 2, 4"),
+        ({"intermediate_size": 126}, 4, r"its intermediate_size of 126 is not a multiple of 4; .* fit: 2$"),
         ({"attention": AttentionSpec(num_heads=12, num_kv_heads=3, head_dim=8)}, 2, "its num_kv_heads of 3 is neither"),
         (
             {"attention": AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, module=OWN_MODULE)},
             2,
             "custom attention module",
         ),
-        ({"attention": ShortConvSpec(channels=64)}, 2, "recurrent layers are not cut; no number of ranks fits"),
+        ({"attention": ShortConvSpec(channels=64)}, 2, "recurrent layers cannot be split; no number of ranks fits"),
         ({"activation": ActivationSpec(kind="gelu_tanh", sparsity=0.5)}, 2, r"all columns of the gate \(sparsity\)"),
     ],
 )
@@ -135,13 +135,13 @@ def test_what_ranks_do_not_divide_is_refused(change: dict, size: int, message: s
 def test_a_group_of_quantized_weights_is_never_cut() -> None:
     spec, format = named_shape("tiny"), WeightFormat.parse("int4", quant_group=32)
     check_ranks(spec, format, 2)
-    with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are no whole groups of 32 .* fit: 2$"):
+    with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are not whole groups of 32 .* fit: 2$"):
         check_ranks(spec, format, 4)
-    with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are no whole groups of 32 \(q8_0\)"):
+    with pytest.raises(WorkbenchError, match=r"16 columns of its heads x dim are not whole groups of 32 \(q8_0\)"):
         check_ranks(spec, IN_WORDS, 4)
     several = WeightFormat(own=(("blocks.0.attention.qkv.weight", ((64, WORDS), (64, OTHERS))),))
     with pytest.raises(WorkbenchError, match="parts of blocks.0.attention.qkv.weight are stored in several formats"):
         check_ranks(spec, several, 2)
     state = quantize(weights(spec, torch.float32), spec, format)
-    with pytest.raises(WorkbenchError, match="no whole groups"):
+    with pytest.raises(WorkbenchError, match="not whole groups"):
         cut_state(state, spec, 1, 4)

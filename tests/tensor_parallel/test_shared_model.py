@@ -160,7 +160,7 @@ def test_two_runners_of_one_shared_model_have_pages_of_their_own(closing: list[R
     assert run(second, seed=1)[0] != before
     assert run(first)[0] == before  # its prefixes are still in the pages of all ranks
     assert isinstance(first.model, TensorParallelTransformer)
-    with pytest.raises(WorkbenchError, match="in the runner's steps alone"):
+    with pytest.raises(WorkbenchError, match="only in the runner's steps"):
         first.model.logits([1, 2, 3])
 
 
@@ -211,7 +211,7 @@ def test_what_is_not_carried_out_is_refused_before_any_process_starts(monkeypatc
             {"tensor": 2, "evict": {"kind": "snapkv", "budget": 64}, "prefix": {"kind": "off"}},
             "parallel.tensor: not with cache.evict",
         ),
-        ({"tensor": 2, "cache": {"codec": CODEC}}, "not with cache.codecs: a codec may look at all heads"),
+        ({"tensor": 2, "cache": {"codec": CODEC}}, "not with cache.codecs: a codec may read all heads"),
         ({"tensor": 2, "transport": "nccl"}, "with transport nccl and model.device cpu: nccl is for device: cuda"),
         ({"tensor": 2, "device": "cuda"}, "with transport shared_memory and model.device cuda"),
         ({"tensor": 0}, "parallel.tensor: Input should be greater than or equal to 1"),

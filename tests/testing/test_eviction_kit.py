@@ -29,8 +29,8 @@ from workbench.testing.law import check_law
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
 evicted_slots_apply = evicted_slots.SlotChange.apply
 SNAP = {"kind": "snapkv", "budget": 64, "observe": 3, "pool": 3}
-ORACLE = "what stays is what a model without pages, batches and chunks keeps, head by head"
-KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages are freed"
+ORACLE = "each head keeps the same tokens as in a model without pages, batches and chunks"
+KEPT = "no step exceeds the budget, in tokens, pages and bytes; all pages are freed"
 
 
 def breaks(law: str, policy: dict, examples: int = 2) -> bool:
@@ -130,7 +130,7 @@ class OwnLayers(EvictionSettings):
         ("newest", "evicted the newest token, which must stay"),
         ("beyond", "where a head may keep 1 to"),
         ("more", "on average of"),
-        ("changes", "changes what it is shown"),
+        ("changes", "changes its input"),
         ("type", "not (2, "),
     ],
 )

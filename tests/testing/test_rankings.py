@@ -44,8 +44,9 @@ def lengths(samples: Any) -> list[float]:
     return [float(len(sample.token_ids)) for sample in samples]
 
 
-VALID, SAME = "gives one finite score a sample", "gives the same for the same, whatever came before"
-GOING = "names branches and tokens that there are"
+VALID = "gives one finite score for each sample"
+SAME = "gives the same result for the same input, whatever came before"
+GOING = "names only existing branches and tokens"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from workbench.trace.agent_tracks import AgentTrack
 from workbench.trace.perfetto import chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
+from workbench.widgets.time_axis.picture import TimeView
 from workbench.widgets.timeline.picture import draw_timeline
 
 BOTH = threading.Barrier(2)
@@ -51,7 +52,7 @@ def test_an_agents_run_is_on_the_timeline_beside_its_requests() -> None:
     names = {each["name"] for each in trace["traceEvents"]}
     assert {"round", "wait", "call"} <= names
     assert len(read_trace(trace).requests) == 4
-    picture = draw_timeline(tracks, 0.0, (tracks.end - tracks.begin) * 1e3)
+    picture = draw_timeline(tracks, TimeView(tracks.begin, tracks.end))
     assert "meet" in picture and "round 0" not in picture and 'class="rd"' in picture and 'class="ca"' in picture
 
 

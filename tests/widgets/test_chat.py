@@ -247,7 +247,7 @@ def test_a_refused_conversation_is_one_line_and_not_part_of_the_next(runner: Run
     chat = Chat(runner, max_tokens=4, temperature=0)
     chat.send("word " * 1500)
     assert chat.wait() and chat.last is not None
-    assert "fit beside" in chat.last.error and 'role="alert"' in chat.picture()
+    assert "fit together" in chat.last.error and 'role="alert"' in chat.picture()
     assert "the next message is asked without it" in words(chat.picture(), "")
     chat.send("Short.")
     assert chat.wait() and not chat.last.error

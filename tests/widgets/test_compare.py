@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.widgets import controls
 from tests.widgets.compared import record
 from workbench.errors import WorkbenchError
+from workbench.measure.chart import axis_title
 from workbench.widgets import Compare
 
 FORMATS = {"dense": (6144, 0.0, 1.0), "int8": (1968, 7e-5, 1.1), "int4": (1344, 9e-4, 1.3), "worst": (7000, 1e-2, 0.9)}
@@ -51,7 +52,7 @@ def test_controls_and_traits_are_one(files: list[Path]) -> None:
     control["show"].value = "two measures"
     control["across"].value, control["up"].value = "bytes_per_token", "kl_mean"
     view.throttle.flush()
-    assert "bytes_per_token (less is better)" in view.shown.content
+    assert f"{axis_title('bytes_per_token')} (less is better)" in view.shown.content
     assert (view.x, view.y) == ("bytes_per_token", "kl_mean") and control["baseline"].value == view.baseline
 
 
@@ -62,7 +63,5 @@ def test_runs_that_cannot_be_compared_are_reported(files: list[Path]) -> None:
     for measures, begins in ((("no_such",), False), ((), True)):
         view.measures = measures
         view.throttle.flush()
-        assert view.shown.content.startswith("<svg") == begins
+        assert ("<svg" in view.shown.content) == begins
         assert begins or 'role="alert"' in view.shown.content and "no_such" in view.shown.content
-
-

@@ -95,7 +95,7 @@ def test_a_table_is_sorted_by_heads_and_saved_as_files(lab: LabSession) -> None:
         with page.tab.expect_download() as found:
             view.get_by_role("button", name="Save as PNG").click()
         size, pixels = _png(found.value.path())
-        assert size == tuple(int(2 * float(each)) for each in _size(eval(page.evaluate("view._drawing()"))))
+        assert size == tuple(int(2 * float(each)) for each in _size(eval(page.evaluate("view._image()"))))
         assert len(pixels) > 2000, f"{way}: an empty picture was saved"
     assert_no_errors(page)
 

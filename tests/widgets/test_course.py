@@ -32,7 +32,6 @@ def test_projector_mode_touches_nothing_while_it_is_off() -> None:
     assert len(selectors) > 8 and all(each.startswith(".wb-projector") for each in selectors)
 
 
-def test_projector_returns_a_switch_that_is_set() -> None:
-    assert [widgets.projector().on, widgets.projector(False).on, widgets.Course(ROOT / "notebooks").projector.on] == [
-        True, False, None,
-    ]  # fmt: skip
+def test_a_course_has_a_switch_that_is_set() -> None:
+    modes = (True, False, None)
+    assert [widgets.Course(ROOT / "notebooks", projector=mode).projector.on for mode in modes] == [*modes]

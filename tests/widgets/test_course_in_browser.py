@@ -33,7 +33,7 @@ from workbench import widgets
 widgets.Course()
 
 # %%
-switch = widgets.projector(False)
+switch = widgets.Course(projector=False)
 switch
 
 # %%

@@ -44,6 +44,7 @@ from workbench.widgets.fleet.data import (
 )
 from workbench.widgets.fleet.picture import draw_fleet
 from workbench.widgets.fleet.source import load_events, save_events
+from workbench.widgets.fleet.view import MAX_STEPS
 
 NAMES, NUMBERS, SECONDS = st.sampled_from(("a", "b<i>", "c&d", "e#1")), st.integers(0, 3), st.floats(0, 9)
 COUNTS, SAMPLES = st.integers(0, 50), st.integers(0, 1)
@@ -189,13 +190,27 @@ def test_a_view_shows_a_moment_and_keeps_it(tmp_path: Path) -> None:
     view = FleetView(events)
     assert view.state.num_ended == {"length": 30} and "30 length" in view.picture()
     first = next(each for each in events if isinstance(each, HandedOver))
-    view.moment = first.time - first.seconds / 2 - events[0].time
+    view.show_at(first.time - first.seconds / 2 - events[0].time)
     view.shown.picked = f"@{first.request_id}"
     view.throttle.flush()
     assert view.chosen == first.request_id and "its pages are on their way" in view.picture()
     again = FleetView(view.save(tmp_path / "fleet.gz"))
-    again.moment = view.moment
+    again.step = view.step
     again.throttle.flush()
     assert again.state == view.state
     for each in (view, again):
         each.close()
+
+
+def test_a_long_record_has_few_steps_and_shows_any_moment() -> None:
+    view = FleetView([Stepped(float(n)) for n in range(10 * MAX_STEPS + 7)])
+    assert MAX_STEPS / 2 < view.steps.last <= MAX_STEPS and view.state.time == 10 * MAX_STEPS + 6
+    for seconds in (0, 3, 4, 777.5, 10 * MAX_STEPS + 3):
+        view.show_at(seconds)
+        view.throttle.flush()
+        assert view.state.time == seconds // 1
+    for step in (view.step - 1, 0, view.steps.last):
+        view.step = step
+        view.throttle.flush()
+        assert view.state.time == view._step_times[step]
+    view.close()

@@ -21,7 +21,7 @@ question = simulation_experiment("shape:llama-3.1-8b", executor, traffic, {"ttft
 fleet_for(question, recorder.record).run()
 first = next(event for event in recorder.events if event.kind == "handed_over")
 view = widgets.FleetView(recorder)
-view.moment = first.time - first.seconds / 2 - recorder.events[0].time
+view.show_at(first.time - first.seconds / 2 - recorder.events[0].time)
 view
 """
 COLOUR = "getComputedStyle(document.querySelector('.wb-fleetview .wb-pic')).color"
@@ -43,7 +43,7 @@ def test_a_sample_in_flight_is_chosen(lab: LabSession, theme: str) -> None:
         shown.locator("[data-key]").first.focus()
         page.tab.keyboard.press("ArrowDown")
         assert page.executed() == (1, 1), "the keys were not the notebook's"
-        page.evaluate("setattr(view, 'moment', recorder.events[-1].time)")
+        page.evaluate("view.show_at(recorder.events[-1].time)")
         until(lambda: "20 length" in shown.inner_text())
         bright = [float(each) for each in page.tab.evaluate(COLOUR).removeprefix("rgb(").rstrip(")").split(",")[:3]]
         assert (sum(bright) < 384) == (theme == "light")

@@ -181,3 +181,14 @@ def test_the_specification_waits_for_no_compilation_of_this_view_or_another() ->
     for view in made:
         assert view.wait()
         view.close()
+
+
+def test_stages_are_not_made_after_a_stop_and_an_error_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = KernelView(OPERATOR)
+    with kernel_view._COMPILING:  # another compiles
+        view.backend = "mlir"
+        view.stop()
+    assert view.wait() and view.text == "" and "not made yet" in view.picture()
+    monkeypatch.setattr(kernel_stages, "make_stages", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in view.make("mlir").picture()
+    view.close()

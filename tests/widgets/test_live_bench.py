@@ -16,13 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import workbench
 from tests.engine.tiny import model_of, runner_of, spec_of
 from tests.helpers.widgets import controls
 from tests.patience import limit, until
 from tests.thorough import tries
 from tests.trace.histories import recorders
-from workbench import svg
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
@@ -45,11 +43,13 @@ from workbench.trace.events import (
 )
 from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
+from workbench.units import format_seconds
 from workbench.widgets import LiveBench
+from workbench.widgets.job import Job
 from workbench.widgets.live_bench.load import LoadGenerator, _OfferedRequest
 from workbench.widgets.live_bench.log import BenchLog, TimedValues, merge_changes
 from workbench.widgets.live_bench.panels import draw_latency, draw_requests
-from workbench.widgets.live_bench.picture import TimeView, change_words, describe_moment, draw_bench
+from workbench.widgets.live_bench.picture import change_words, describe_moment, draw_bench
 from workbench.widgets.live_bench.statistics import (
     PERCENTILES,
     WINDOW_SECONDS,
@@ -58,6 +58,8 @@ from workbench.widgets.live_bench.statistics import (
     window_statistics,
 )
 from workbench.widgets.live_bench.traffic import LONGEST_REQUEST, LoadSettings, PoissonArrivals, RequestSource
+from workbench.widgets.time_axis.navigation import next_begin
+from workbench.widgets.time_axis.picture import TimeView
 from workbench.widgets.timeline.picture import draw_timeline
 
 SPEC = spec_of().model_copy(update={"max_position_embeddings": 2 * LONGEST_REQUEST})
@@ -211,17 +213,19 @@ def test_the_queue_and_the_cursor_say_what_was_then() -> None:
     first, second, *_, last = log.steps
     assert [step.waiting for step in log.steps] == [2, 2, 2, 1, 1, 1, 0, 0, 0]
     row = recorder.requests()[0]
-    took = svg.format_seconds(row["first_token"] - row["arrival"])
+    took = format_seconds(row["first_token"] - row["arrival"])
     for time, words in (
         (np.nextafter(first.begin, 0.0), "no step yet"),
         ((second.begin + second.end) / 2, f"step {second.step}: queue 2, batch 1, {second.pages_used} pages in use"),
-        (np.nextafter(last.end, np.inf), f"after step {last.step}"),
+        (np.nextafter(last.end, np.inf), f"after step {last.step}, which had: queue 0, batch 1"),
         (row["first_token"], f"TTFT {took} / {took} / {took}"),
     ):
         assert words in describe_moment(log, time)
-    begins = [log.begin, first.begin, second.begin]
-    assert [log.next_step(time, 1) for time in (0.0, *begins[1:2], last.begin)] == [*begins[1:], log.end]
-    assert [log.next_step(time, -1) for time in begins[1:]] == begins[:2]
+    begins, every = [log.begin, first.begin, second.begin], [step.begin for step in log.steps]
+    assert [
+        [next_begin(every, time, by, log.begin, log.end) for time in times]
+        for by, times in ((1, (0.0, begins[1], last.begin)), (-1, begins[1:]))
+    ] == [[*begins[1:], log.end], begins[:2]]
 
 
 def test_requests_from_before_the_log_are_no_arrivals() -> None:
@@ -257,7 +261,7 @@ def test_changes_that_follow_each_other_are_one_mark() -> None:
     tracks = Tracks()
     for event in (*stepped(1.0, 0, requests=1), SettingsChanged(1.0, name="policy", old="fcfs", new="fair")):
         tracks.record(event)
-    assert "policy: fcfs → fair" in draw_timeline(tracks, 0.0, 20.0)
+    assert "policy: fcfs → fair" in draw_timeline(tracks, TimeView(tracks.begin, tracks.begin + 0.02))
 
 
 @pytest.mark.parametrize(
@@ -277,12 +281,12 @@ def test_any_window_of_any_history_is_drawn(recorder: Recorder, one: float, othe
         log.record(event)
     log.advance(0.0)
     low, high = sorted(log.begin + share * (log.end - log.begin) for share in (one, other))
-    markup = draw_bench(log, TimeView(low, high, low if marked else None, (low, high) if marked else None), [], {}, 4,
+    markup = draw_bench(log, TimeView(low, high, low if marked else None, (low, high) if marked else ()), [], {}, 4,
                         800.0)  # fmt: skip
     assert "nan" not in re.sub(r"<title>.*?</title>", "", markup).lower() and ('class="sel"' in markup) == marked
     rows, room = draw_requests(log, Scale(low, low + 1.0, 100.0, 700.0), 50.0)
     ends = [float(y) + float(tall) for y, tall in re.findall(r'<rect[^>]* y="([^"]+)"[^>]* height="([^"]+)"', rows)]
-    assert max(ends, default=50.0) <= 50.0 + room, "they have the room that they take"
+    assert max(ends, default=50.0) <= 50.0 + room <= 50.0 + 16 * max(2, log.num_rows), "the room that they take"
 
 
 def test_a_latency_of_no_time_has_no_place_on_a_logarithmic_axis() -> None:
@@ -342,7 +346,7 @@ def test_it_runs_changes_and_ends(bench: LiveBench) -> None:
     log = bench.log
     assert log.num_arrived == log.num_refused + log.num_ended and not log.num_waiting and not log.num_running
     assert {"chunk_tokens", "policy", "max_num_seqs", "long_share"} <= {change.name for change in log.changes}
-    bench.selected = (0.0, log.end - log.origin + 1.0)
+    bench.selected = (0.0, log.end - log.origin + 1.0)  # type: ignore
     found = bench.statistics(*bench.selected)
     assert (found.arrived, found.ended + found.cancelled) == (log.num_arrived, log.num_ended)
     assert "chunk none → 16" in bench.picture() and "requests started" in bench.table.value
@@ -407,7 +411,7 @@ def test_what_the_runner_refuses_goes_back(bench: LiveBench, monkeypatch: pytest
 def test_close_ends_threads_and_frees_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {each.ident for each in threading.enumerate()}
     runner = bench_runner(prefix="radix", max_num_seqs=8, max_num_batched_tokens=512)
-    monkeypatch.setattr(workbench, "load", lambda *_, **__: runner)
+    monkeypatch.setattr("workbench.widgets.live_bench.load.load", lambda *_, **__: runner)
     bench = LiveBench(rate=40.0)
     bench.run(limit(60))
     until(lambda: runner.scheduler.running)
@@ -433,23 +437,23 @@ def test_the_axis_follows_until_it_is_moved(bench: LiveBench) -> None:
     bench.run(0.5)
     assert bench.wait(limit(60))
     origin, end = bench.log.origin, bench.log.end
-    assert bench.follow and bench._window()[1] >= end - origin
+    assert bench.follow and bench.visible[1] >= end - origin  # type: ignore
 
     def asked(*messages: dict[str, Any]) -> None:
         for message in messages:
             bench._on_axis(message)
 
-    asked({"zoom": 0.5, "at": origin + 0.25})
+    asked({"zoom": 0.5, "at": origin + 0.25})  # type: ignore
     low, high = bench.window
     assert not bench.follow and low <= 0.25 <= high
     asked({"pan": 0.25})
     assert bench.window[1] - bench.window[0] == pytest.approx(high - low)
-    asked({"cursor": origin + 0.2}, {"move": -1})
-    assert bench.cursor < 0.2 and f"at {bench.cursor:.3f} s" in bench.axis.reading
+    asked({"cursor": origin + 0.2}, {"move": -1})  # type: ignore
+    assert bench.cursor < 0.2 and f"at {bench.cursor:.3f} s" in bench.axis.reading  # type: ignore
     asked({"extend": 1}, {"extend": 1})
-    assert bench.selected[0] < bench.selected[1]
+    assert bench.selected[0] < bench.selected[1]  # type: ignore
     asked({"select": []}, {"cursor": None}, {"all": True})
-    assert bench.follow and bench._window()[0] == 0.0 and bench.cursor is None and bench.selected == ()
+    assert bench.follow and bench.visible[0] == 0.0 and bench.cursor is None and bench.selected == ()
 
 
 def test_a_load_begins_while_the_thread_of_the_one_before_ends() -> None:
@@ -475,10 +479,59 @@ def test_a_load_begins_while_the_thread_of_the_one_before_ends() -> None:
         load.close()
 
 
+def test_a_load_that_failed_has_ended_when_its_requests_have() -> None:
+    cancelled, pending = threading.Event(), list[bool]()
+
+    def tick() -> None:
+        pending.append(bool(load._offered))
+        if len(pending) == 1:
+            raise OSError("no screen")
+
+    live = RunnerThread.attach(bench_runner())
+    load = LoadGenerator(live, LoadSettings(rate=0.0), lambda _: None, tick)
+    load._offered["a"] = _OfferedRequest(lambda _: None, cancelled.set)
+    try:
+        load.start(limit(60))
+        cancelled.wait()
+        until(lambda: load.error)
+        assert "no screen" in load.error and not load.wait(limit(0.02)) and load.running
+        live.call(lambda _: load._on_end("a", ""))
+        assert load.wait(limit(60)) and not load.running and pending == [True, False]
+    finally:
+        load.close()
+
+
+@pytest.mark.parametrize("fails", ["runner", "load"])
+def test_a_load_starts_again_before_the_requests_of_one_that_failed_have_ended(fails: str) -> None:
+    failed, arrived = threading.Event(), list[Event]()
+
+    def tick() -> None:
+        if fails == "load" and not failed.is_set():
+            failed.set()
+            raise OSError("no screen")
+
+    live = RunnerThread.attach(bench_runner())
+    live.listen(lambda event: arrived.append(event) if isinstance(event, Submitted) else None)
+    load = LoadGenerator(live, LoadSettings(rate=40.0), lambda _: None, tick)
+    load._offered["a"] = _OfferedRequest(lambda _: None)  # of the load that fails
+    try:
+        load.start(limit(60))
+        if fails == "runner":
+            live.call(lambda _: load._on_end("b", "it failed"))
+        until(lambda: load.error)
+        load.start(limit(60))
+        count = len(arrived)
+        until(lambda: len(arrived) > count + 2)
+        assert load.error == ""
+    finally:
+        load._offered.pop("a")
+        load.close()
+
+
 def test_a_load_that_the_stop_button_ended_can_be_run_again(bench: LiveBench) -> None:
     started(bench)
     for each in tuple(_STOPPABLE):
-        if isinstance(each, LoadGenerator):
+        if isinstance(each, Job):
             each.stop()
     arrived = bench.log.num_arrived
     bench.run(limit(60))
@@ -508,29 +561,19 @@ def test_an_interrupted_start_is_as_if_there_had_been_none(
     started(bench)
 
 
-def test_an_interrupted_wait_ends_the_load(bench: LiveBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> bool:
-        raise KeyboardInterrupt
-
-    started(bench)
-    with monkeypatch.context() as patched:
-        patched.setattr("workbench.widgets.live_bench.load.wait_and_serve", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            bench.wait()
-    assert bench.wait()
-
-
 def test_a_request_that_is_cancelled_before_the_runner_has_it_is_over(bench: LiveBench) -> None:
     load, live = bench._load, bench._live
     assert load is not None
     bench.rate = 0.0
     bench.run(limit(60))
+    job = load._job
+    assert job is not None
     stops: tuple[Callable[[], None], ...] = (live.stop, load.stop)
     for number, stop in enumerate(stops):
         request = small_request(number, random.Random(0))
-        live.call(lambda runner, request=request, stop=stop: (load.offer(load._run, request, runner.clock()), stop()))
-        assert not load._offered and load.running == (stop == live.stop)
-    assert bench.wait() and bench.log.num_arrived == 0
+        live.call(lambda runner, request=request, stop=stop: (load.offer(job, request, runner.clock()), stop()))
+        assert not load._offered and job.stopped == (stop == load.stop)
+    assert bench.wait() and not load.running and bench.log.num_arrived == 0
 
 
 def test_a_preempted_request_waits_again(bench: LiveBench) -> None:
@@ -564,7 +607,7 @@ def test_wrong_arguments_measure_nothing_and_leave_no_thread(monkeypatch: pytest
         LiveBench(runner, max_waiting=0)
     live = RunnerThread.attach(runner)
     assert live._listeners == [] and live.call(lambda each: each) is runner
-    monkeypatch.setattr(workbench, "load", lambda *_, **__: runner)
+    monkeypatch.setattr("workbench.widgets.live_bench.load.load", lambda *_, **__: runner)
     with pytest.raises(WorkbenchError, match="chunk_tokens must be within"):
         LiveBench(chunk_tokens=1000)
     with pytest.raises(WorkbenchError, match="closed"):

@@ -30,8 +30,8 @@ from workbench.widgets.model_graph.data import GraphStep, ValueBytes, equal_laye
 from workbench.widgets.model_graph.graph import OperatorGraph, total_cost
 from workbench.widgets.model_graph.kernels import capabilities, group_by_kernel, step_kernels
 from workbench.widgets.model_graph.picture import draw_graph
+from workbench.widgets.model_graph.roofline import Roof, Roofs
 from workbench.widgets.model_graph.timing import CallTimers, functions_problem, time_functions
-from workbench.widgets.roofline.data import Roof, Roofs
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROOFS = Roofs((Roof("memory", 1e10, 1e6),), (Roof("float32", 1e11),))
@@ -108,7 +108,7 @@ def test_every_operator_of_an_unfolded_layer_is_drawn_once(name: str) -> None:
 def test_every_operator_is_timed_and_the_runner_is_left_as_it_was(name: str, kind: str) -> None:
     spec = {"plain": spec_of(), "window": spec_of(layer(sliding_window=5)), "mixture": mixture_of()}.get(name)
     runner = runner_of(model_of(spec or spec_of(ODD_LAYERS[name], ODD_LAYERS[name])))
-    view = ModelGraph(runner, kind, 11, ceilings=ROOFS)
+    view = ModelGraph(runner, kind=kind, tokens=11, ceilings=ROOFS)
     assert {view.graph.measured(each).remark for each in view.graph.operators} == {"not measured"}
     view.measure()
     graph = view.graph
@@ -164,7 +164,7 @@ def test_a_graph_of_the_demo_predicts_what_its_steps_do() -> None:
 
 def test_functions_are_those_that_the_executor_has_compiled() -> None:
     runner = load("demo", backend="mlir")
-    view = ModelGraph(runner, "prefill", 300, ceilings=ROOFS)
+    view = ModelGraph(runner, kind="prefill", tokens=300, ceilings=ROOFS)
     assert set(view.graph.kernels.functions.values()) == {
         "before attention {layer}", "after attention {layer}", "head",
     }  # fmt: skip
@@ -187,7 +187,7 @@ def test_functions_are_those_that_the_executor_has_compiled() -> None:
 
 def test_compiled_functions_are_timed_where_python_calls_them() -> None:
     runner = load("demo", backend="mlir")
-    view = ModelGraph(runner, "prefill", 300, ceilings=ROOFS)
+    view = ModelGraph(runner, kind="prefill", tokens=300, ceilings=ROOFS)
     for kind, tokens, names in (("prefill", 300, {"before attention", "after attention", "head"}),
                                 ("prefill", 64, {"all blocks", "head"}), ("decode", 64, {"whole step"})):  # fmt: skip
         view.kind, view.tokens = kind, tokens

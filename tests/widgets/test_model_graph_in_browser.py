@@ -35,7 +35,7 @@ def test_layers_unfold_and_operators_are_timed(lab: LabSession) -> None:
     assert operators.nth(2).evaluate("each => each.matches(':focus')"), "arrows go from a head to its first operator"
     assert page.tab.locator(".wb-tip").last.inner_text().startswith("norm before attention of layer 0")
 
-    view.get_by_role("button", name="Time the operators").click()
+    view.get_by_role("button", name="Measure").click()
     page.tab.wait_for_function("() => !document.querySelector('.wb-modelgraph').innerText.includes('not measured')")
     page.settle()
     assert page.evaluate("bool(view.graph.timers) and not view.measuring") == "True"

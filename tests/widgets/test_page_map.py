@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from workbench.widgets import PageMap
 from workbench.widgets.pages.cells import letters
 from workbench.widgets.pages.data import PageSnapshot, SnapshotLog, panels_of_cache, take_snapshot
 from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
-from workbench.widgets.pages.picture import draw_page_map
+from workbench.widgets.pages.picture import draw_page_map, draw_strip
 
 
 class Watched(History):
@@ -209,17 +210,17 @@ def test_a_map_of_a_runner_follows_it_but_does_not_carry_off_who_looks_back(runn
     before = view.step
     run(runner)
     view.throttle.flush()
-    assert view.follow and view.step == view.snapshots[-1].step > before + 7
+    assert view.steps.follow and view.step == view.snapshots[-1].step > before + 7
     assert view.snapshots[-1].between_steps and not view.snapshots[-1].owners
     assert {owner.name for seen in view.snapshots for owner in seen.owners} == {f"r<{n}>" for n in range(3)}
     assert view._repr_mimebundle_()["image/svg+xml"] == view.picture() == view.shown.content
     middle = view.snapshots[len(view.snapshots) // 2]
     view.step = middle.step
-    assert not view.follow
+    assert not view.steps.follow
     run(runner)
     view.throttle.flush()
     assert view.step == middle.step and f"what step {middle.step} is computed on" in view.shown.content
-    view.follow = True
+    view.steps.follow = True
     view.throttle.flush()
     assert view.step == view.snapshots[-1].step
     view.close()
@@ -247,10 +248,10 @@ def test_a_step_chosen_while_another_thread_draws_stays(
     try:
         for each in (*seen, *seen):
             if each is not seen[-1]:
-                view.follow = True
+                view.steps.follow = True
                 view.step = each.step
                 view.redraw()
-                assert view.step == each.step == view._slider.value and not view.follow
+                assert view.step == each.step == view.steps.step and not view.steps.follow
     finally:
         ended.set()
         drawing.join()
@@ -271,7 +272,7 @@ def test_panels_say_what_is_quantized_and_what_is_not_yet(seen: tuple[PageSnapsh
 
 def test_what_is_picked_stands_out(seen: tuple[PageSnapshot, ...]) -> None:
     view = PageMap(list(seen))
-    assert not view.follow
+    assert not view.steps.follow
     busy = max(seen, key=lambda each: len(each.owners))
     view.step = busy.step
     owner = busy.owners[0]
@@ -309,6 +310,13 @@ def test_bands_of_one_colour_are_distinguished(seen: tuple[PageSnapshot, ...]) -
     for key, chosen in (("A", names[0]), ("shared", "")):
         view.shown.picked = f"band:0:{key}"
         assert view.chosen == chosen, "a band picks whose it is"
+
+
+def test_caches_of_one_size_are_drawn_on_one_scale() -> None:
+    panel, counts = SimpleNamespace(pages=32, on_cpu=False), (([], 3, 1), ([], 9, 0))
+    seen: Any = SimpleNamespace(step=0, between_steps=False, owners=(), panels=(panel, panel), counts=counts)
+    strips = [draw_strip(seen, [seen], number, {}, 0.0, 0.0, 100.0) for number in range(2)]
+    assert [re.findall(r"(\d+) pages<", each) for each in strips] == [["11"]] * 2
 
 
 def test_snapshots_that_are_of_no_one_run_are_refused(seen: tuple[PageSnapshot, ...]) -> None:

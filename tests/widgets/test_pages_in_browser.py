@@ -28,13 +28,13 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession) -> None
     assert page.evaluate("asked.wait()") == "True"
     page.settle()
     assert_no_errors(page)
-    assert page.evaluate("pages.step == pages.snapshots[-1].step and pages.follow") == "True", "it followed"
+    assert page.evaluate("pages.step == pages.snapshots[-1].step and pages.steps.follow") == "True", "it followed"
 
     shown = page.widget("wb-pagemap")
-    handle = shown.locator(".noUi-handle").first
+    handle = shown.locator("input[type=range]")
     for _ in range(3):
         pressed(page, handle, "ArrowLeft", "pages.step")
-    assert page.evaluate("pages.step == pages.snapshots[-1].step - 3, pages.follow") == "(True, False)"
+    assert page.evaluate("pages.step == pages.snapshots[-1].step - 3, pages.steps.follow") == "(True, False)"
     step = page.evaluate("pages.step")
     assert f"what step {step} is computed on" in (shown.locator("svg").first.text_content() or "")
 
@@ -51,10 +51,11 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession) -> None
     back.hover()
     assert "is preempted" in tip.inner_text()
     chart.get_by_text("r0", exact=True).click()
-    chart.locator(".noUi-handle").first.focus()
-    page.tab.keyboard.press("ArrowRight")
+    chart.locator(".wb-reading").focus()
+    page.tab.keyboard.press("+")
     page.settle()
     state = page.evaluate("timeline.chosen, timeline.window[0] > 0, timeline.follow")
-    assert state == "(0, True, True)", "its end is the run's"
+    assert state == "(0, True, False)", "who looks closer is not carried off"
+    assert "step" in (chart.locator(".wb-reading").text_content() or "")
     assert "Decisions on r0" in (chart.locator("svg").first.text_content() or "")
     assert_no_errors(page)

@@ -60,7 +60,7 @@ def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner)
     ids = [event.token_id for event in events if isinstance(event, Decoded)]
     assert [piece.id for piece in play.played.tokens_by_sample[0]] == ids
     text = "".join(event.text for event in events)
-    assert play.played.text() == text and text in words(play.text.content, "")
+    assert play.played.text() == text and text in words(play.texts[0].content, "")
     assert seen == [(True, ""), (False, text)] and play.output == text
     assert all(said in words(play.shown.content) for said in ("20 tokens", "length", " ms", "KiB"))
 
@@ -76,7 +76,7 @@ def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) 
 def test_settings_of_sampling_take_effect_without_another_runner(play: Playground) -> None:
     assert ran(play)
     first, runners = play.played.text(), list(play._runners._runners.values())
-    play.settings.write({"sampling": {"seed": 7}})
+    play.seed = 7
     assert ran(play) and play.played.text() != first
     assert list(play._runners._runners.values()) == runners
 
@@ -105,8 +105,8 @@ def test_reset_is_as_it_was_made(play: Playground) -> None:
     play.prompt = "class A:"
     play.run()
     play.reset()
-    assert play.experiment == play._initial and play.prompt == PROMPT
-    assert not play.played.num_tokens and play.output == "" and 'data-key="0.0"' not in play.text.content
+    assert play.experiment == play._initial[0] and (play.prompt, play.new_seed) == (PROMPT, True)
+    assert not play.played.num_tokens and play.output == "" and 'data-key="0.0"' not in play.texts[0].content
 
 
 def test_a_mistake_is_reported_and_cannot_be_run(play: Playground) -> None:
@@ -125,7 +125,9 @@ def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> N
     play.settings.write({"cache": {"format": "int8", "page_size": 32}})
     assert ran(play) and 'role="alert"' in play._alert.value
     assert "groups of 64 tokens do not divide pages of 32" in play._alert.value
-    assert "cache.quant_group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
+    assert "cache.quant_group" in "".join(
+        each.value for each in play.settings.forms[0].panels["cache"]._alerts.values()
+    )
 
 
 def test_history_escapes_what_was_typed() -> None:
@@ -144,19 +146,21 @@ def ids_of(printed_by: str) -> str:
 
 
 def test_what_was_played_can_be_taken_away(play: Playground) -> None:
+    play.seed = 11
     play.settings.write(
         {
-            "sampling": {"temperature": 0.8, "seed": 11, "stop": ["zzz"], "logit_bias": {"5": -1.5}},
+            "sampling": {"temperature": 0.8, "stop": ["zzz"], "logit_bias": {"5": -1.5}},
             "speculate": {"kind": "prompt_lookup"},
             "cache": {"prefix": {"kind": "radix"}, "format": "int8"},
         }
     )
-    assert ran(play) and play.played.num_tokens == 20
+    assert ran(play) and play.played.num_tokens == 20 and play.copied is not None
     assert Experiment.from_yaml(play.copied.yaml.text) == play.last == play.experiment
     assert ids_of(play.copied.python.text) == play.played.text()
 
 
 def test_copied_are_the_settings_that_are_shown(play: Playground) -> None:
+    assert play.copied is not None
     assert Experiment.from_yaml(play.copied.yaml.text) == play.experiment  # before anything was played
     assert ran(play)
     played = play.copied.yaml.text
@@ -170,25 +174,17 @@ def test_copied_are_the_settings_that_are_shown(play: Playground) -> None:
 
 def test_each_run_has_a_new_seed_that_is_shown_and_gives_the_same_again(demo: Runner) -> None:
     play = Playground(demo, PROMPT)
-    assert play.new_seed and play.experiment.sampling.temperature == 0.7
+    assert play.new_seed and play.experiment.sampling.temperature == 0.7 and play.copied is not None
     seeds, texts = [], []
     for _ in range(4):
         assert ran(play)
         seeds.append(play.last.sampling.seed)
         texts.append(play.output)
-        assert f">{seeds[-1]}<" in play.shown.content and play.settings.values["sampling"]["seed"] == seeds[-1]
+        assert f">{seeds[-1]}<" in play.shown.content and play.seed == seeds[-1]
         assert Experiment.from_yaml(play.copied.yaml.text) == play.last
     assert len(set(seeds)) > 1 and len(set(texts)) > 1
     play.new_seed = False
     assert ran(play) and play.output == texts[-1] == ids_of(play.copied.python.text)
-    play.close()
-
-
-def test_a_given_experiment_keeps_its_seed_and_temperature() -> None:
-    workload = {"kind": "prompts", "prompts": ["a"]}
-    given = Experiment.from_values({"question": "q", "sampling": {"seed": 3}, "backend": "eager", "workload": workload})
-    play = Playground(given)
-    assert not play.new_seed and play.experiment.sampling == given.sampling
     play.close()
 
 
@@ -197,7 +193,7 @@ def test_a_runner_that_is_made_while_its_view_is_closed_is_let_go(demo: Runner, 
     play.settings.write(OTHER)
     play.run()
     assert gate.begun.wait()
-    threads = [each for each in threading.enumerate() if each.name == "playground"]
+    threads = playing()
     assert ends(play.close)
     gate.open.set()
     for each in threads:
@@ -208,7 +204,7 @@ def test_a_runner_that_is_made_while_its_view_is_closed_is_let_go(demo: Runner, 
 
 def test_no_tip_repeats_its_label(play: Playground) -> None:
     with_tip = 0
-    for made in play.settings._builder.fields:
+    for made in play.settings.forms[0]._builder.fields:
         control = getattr(made, "_list", None) or getattr(made, "_check", None) or made.widget
         tip = getattr(control, "tooltip", None)
         assert tip is None or tip.strip() and tip.strip() != control.description, control.description
@@ -228,7 +224,8 @@ def test_a_play_of_the_history_comes_back(play: Playground) -> None:
     assert ran(play)
     before, text = play.experiment, play.output
     play.prompt = "x = "
-    play.settings.write({"sampling": {"max_tokens": 3, "seed": 7}})
+    play.settings.write({"sampling": {"max_tokens": 3}})
+    play.seed = 7
     assert ran(play) and [entry["number"] for entry in play.history] == [2, 1]
     assert "sampling.max_tokens: 3" in play.plays.content and "restore play 1" in play.picture()
     play.plays.picked = "1"
@@ -239,11 +236,11 @@ def test_a_play_of_the_history_comes_back(play: Playground) -> None:
 
 def test_what_grows_is_sent_once(play: Playground) -> None:
     sent: list[Any] = []
-    play.text.send = lambda message, *_: sent.append(message)  # type: ignore[method-assign]
+    play.texts[0].send = lambda message, *_: sent.append(message)  # type: ignore[method-assign]
     assert ran(play)
     pieces = [piece for message in sent for piece in message["pieces"]]
     places = [message["at"] for message in sent]
-    assert places == sorted(set(places)) and all(piece in play.text.content for piece in pieces)
+    assert places == sorted(set(places)) and all(piece in play.texts[0].content for piece in pieces)
     assert sum(len(message["pieces"]) for message in sent) <= 20
 
 
@@ -256,7 +253,7 @@ def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner, monkeyp
     assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture() and "<<" not in play.picture()
     monkeypatch.setattr(type(play._playing), "status", "<b>&")
     play.redraw()
-    assert "&lt;b&gt;&amp;" in play._doing.value
+    assert "&lt;b&gt;&amp;" in play._status.value
 
 
 def test_only_what_differs_is_said_and_its_kind_with_it() -> None:
@@ -272,7 +269,9 @@ def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
     given = Experiment.from_values({"question": "q", "sampling": {"seed": 3}, "backend": "eager", "workload": workload})
     file.write_text(given.to_yaml())
     assert Playground(given).experiment == Playground(str(file)).experiment
-    assert Playground(given).prompt == "a" and Playground(given).experiment.question == "q"
+    play = Playground(given)
+    assert not play.new_seed and play.experiment.sampling == given.sampling, "a given experiment keeps its seed"
+    assert play.prompt == "a" and play.experiment.question == "q"
     assert Playground("demo-draft").experiment.model.name == "demo-draft"
     assert Playground(demo).experiment.backend == "eager"
 
@@ -301,6 +300,10 @@ class Gate:
         return runner
 
 
+def playing() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "playground"]
+
+
 OTHER = {"cache": {"page_size": 32}, "sampling": {"max_tokens": 5}}
 
 
@@ -322,14 +325,14 @@ def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gat
     play.run()
     second = play._playing
     assert second is not None
-    threads = [each for each in threading.enumerate() if each.name == "playground"]
-    assert len(threads) == 2
+    until(lambda: len(playing()) == 2)
+    threads = playing()
     gate.open.set()
-    until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.num_tokens > 3)
+    until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played[0].num_tokens > 3)
     assert play.running and play._run_button.disabled and not play._stop_button.disabled
-    assert play.played is second.played
+    assert play.played is second.played[0]
     play.stop()
-    assert play.wait() and not play.running and play.output == second.played.text() != ""
+    assert play.wait() and not play.running and play.output == second.played[0].text() != ""
 
 
 def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Gate) -> None:
@@ -338,10 +341,10 @@ def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Ga
     assert gate.begun.wait()
     play.stop()
     assert play.wait() and not play.running and not play._run_button.disabled and play._stop_button.disabled
-    until(lambda: "stopped; what was begun of its runner still goes on" in play._doing.value)
+    until(lambda: "stopped; what was begun of its runner still goes on" in play._status.value)
     gate.open.set()
     assert gate.made.wait()
-    until(lambda: "stopped" not in play._doing.value)
+    until(lambda: "stopped" not in play._status.value)
     assert not play.played.num_tokens and not play._alert.value
     gate.begun.clear()
     assert ran(play) and play.played.num_tokens == 5 and not gate.begun.is_set()  # it was kept

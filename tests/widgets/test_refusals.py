@@ -13,7 +13,7 @@ import torch
 
 import workbench
 from compiled_kernels import Backend
-from tests.engine.tiny import layer, model_of, runner_of, spec_of, weights_of
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of, weights_of
 from tests.tensor_parallel.in_threads import runner_of_ranks
 from workbench import widgets
 from workbench.engine.load import load
@@ -60,7 +60,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
 
 
 ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name>": what the fixture has so called
-    ("AttentionView", ("<tiny>",), {}, "a prompt is missing"),
+    ("AttentionView", ("<tiny>",), {}, "a prompt is missing: text, token ids, an Inspection or a Request"),
     ("AttentionView", ("<tiny>", "text"), {}, "no tokenizer"),
     ("AttentionView", ("<tiny>", ()), {}, "the prompt is empty"),
     ("AttentionView", ("<tiny>", IDS), {"max_tokens": 0, "layer": 2}, "no layer 2; known: 0, 1"),
@@ -77,9 +77,6 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("Exercise", ("How many?", "three"), {}, "is no number"),
     ("Exercise", ("How many?", float("nan")), {}, "is no number"),
     ("Exercise", ("Which?", "d"), {"choices": ["a", "b"]}, "none of the choices"),
-    ("ExpertMap", ([Stepped(0.0)],), {}, "call runner.record_experts() before the run"),
-    ("ExpertMap", ([used((0, (1, 2)))],), {"step": 9}, "no step 9; there are 3 to 3"),
-    ("ExpertMap", ([used((0, (1,))), used((0, (1,)), (1, (1,)))],), {}, "other layers"),
     ("FleetView", (3,), {}, "FleetView: give a cluster"),
     ("FleetView", (["x"],), {}, "FleetView: give a cluster"),
     ("FleetView", (None,), {}, "FleetView: give a cluster"),
@@ -99,12 +96,21 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("MemoryCalculator", (), {"dtype": "float17"}, "float17"),
     ("ModelGraph", ("<tiny>",), {"tokens": 0}, "tokens 0: the model has a context of 1 to 48"),
     ("ModelGraph", ("<tiny>",), {"tokens": 999}, "tokens 999: the model has a context of 1 to 48"),
-    ("ModelGraph", ("<tiny>", "verify"), {}, "verify"),
+    ("ModelGraph", ("<tiny>",), {"kind": "verify"}, "verify"),
+    ("ModelGraph", ("<tiny>",), {"tab": "experts"}, "tab 'experts': this graph has the tabs graph, roofline"),
+    ("ModelGraph", ([Stepped(0.0)],), {}, "call runner.record_experts() before the run"),
+    ("ModelGraph", ([used((0, (1,))), used((0, (1,)), (1, (1,)))],), {}, "other layers"),
+    ("ModelGraph", (3,), {}, "a roofline of int: give a runner"),
+    ("ModelGraph", ({"rows": [{}]},), {}, "rows of work"),
+    ("ModelGraph", ({"x": 1},), {}, "rows of work"),
+    ("ModelGraph", ("no-such.json",), {}, "no-such.json"),
+    ("ModelGraph", ("no-such-run",), {}, "no-such-run"),
+    ("ModelGraph", (["text"],), {}, "a roofline of list: give a runner"),
     ("ModelGraph", ("<tiny>",), {"functions": "upside down"}, "upside down"),
     ("PageMap", ("runs/mine",), {}, "give a runner, or the snapshots"),
     ("PageMap", ([],), {}, "give a runner, or the snapshots"),
     ("PageMap", ([1],), {}, "give a runner, or the snapshots"),
-    ("Playground", (3,), {}, "give an Experiment, a YAML file"),
+    ("Playground", (3,), {}, "pass an Experiment, a YAML file"),
     ("Playground", (Experiment.from_values({**PLAYED, "executor": {"kind": "simulated"}}),), {}, "computes no tokens"),
     ("PromptView", (3, TALK), {}, "has no tokenizer"),
     ("PromptView", ("demo", TALK), {}, "has no tokenizer"),
@@ -114,15 +120,9 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("PromptView", ("<demo>", Conversation(turns=["a"], template="nowhere")), {}, "no chat template is"),
     ("PromptView", ("<demo>", TALK), {"templates": {"bad": "{% if %}"}}, "not a Jinja template"),
     ("PromptView", ("<demo>", TALK), {"templates": {"bad": 3}}, "give a Jinja text"),
-    ("Roofline", (3,), {}, "a roofline of int: give a runner"),
-    ("Roofline", ({"rows": [{}]},), {}, "rows of work"),
-    ("Roofline", ({"x": 1},), {}, "rows of work"),
-    ("Roofline", ("no-such.json",), {}, "no-such.json"),
-    ("Roofline", ("no-such-run",), {}, "no-such-run"),
-    ("Roofline", (["text"],), {}, "a roofline of list: give a runner"),
     ("SamplingExplorer", ("no numbers",), {}, "give an array"),
     ("SamplingExplorer", (torch.zeros(2, 3, 4),), {}, "[vocab] or [token vocab]"),
-    ("SamplingExplorer", (LOGITS,), {"prompt": "text"}, "texts are for a runner"),
+    ("SamplingExplorer", (LOGITS,), {"prompt": "text"}, "texts need a runner"),
     ("SamplingExplorer", (LOGITS,), {"prompt": [9]}, "token id 9 is outside"),
     ("SamplingExplorer", (LOGITS,), {"top_p": -0.1}, "top_p: Input should be greater than or equal to 0"),
     ("SamplingExplorer", (LOGITS,), {"top": 1}, "top: "),
@@ -131,8 +131,8 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("SamplingExplorer", (torch.zeros(3, 4),), {"prompt": [1]}, "3 rows for 1 tokens"),
     ("ServerView", (7,), {}, "ServerView: give a server"),
     ("SpeculationView", ("<demo>",), {"prompt": "a"}, "it drafts nothing"),
-    ("SpeculationView", ("<drafts>",), {}, "prompt: a runner needs one"),
-    ("SpeculationView", ("<drafts>",), {"prompt": "a", "n": 2}, "one sample"),
+    ("SpeculationView", ("<drafts>",), {}, "a prompt is missing"),
+    ("SpeculationView", ("<drafts>",), {"prompt": "a", "n": 2}, "follows one text"),
     ("SpeculationView", ("<drafts>",), {"prompt": "a", "speculate": "none"}, "none drafts nothing"),
     ("SpeculationView", ("<drafts>",), {"prompt": "a", "speculate": "lookup"}, "speculate: "),
     ("SpeculationView", ([],), {"prompt": "a"}, "go with a runner"),
@@ -141,7 +141,8 @@ ROWS: tuple[tuple[str, tuple[Any, ...], dict[str, Any], str], ...] = (  # "<name
     ("Timeline", ([1],), {}, "give a runner, a record"),
     ("Timeline", (7,), {}, "give a runner, a record"),
     ("TokenPath", ("<tiny>", ()), {}, "the prompt is empty"),
-    ("TokenPath", ("<tiny>", IDS), {"n": 2}, "one text is continued"),
+    ("TokenPath", ("<tiny>", IDS), {"n": 2}, "follows one text"),
+    ("TokenPath", ("<tiny>", request("mine", 5, 4)), {"top_k": 3}, "top_k: a Request brings its own sampling"),
     ("TokenPath", ("<ranks>", IDS), {}, "spread over 2 ranks"),
     ("TokenView", ("a", "shape:llama-3.2-1b"), {}, "has no tokenizer"),
     ("TokenView", ("a", 3), {}, "has no tokenizer"),
@@ -161,8 +162,10 @@ CALLS: tuple[tuple[Callable[[Any], object], str], ...] = (
     (lambda it: widgets.FleetView(text_file(it.folder)), "a.txt: no file of events"),
     (lambda it: LoadSettings(long_share=1.5), "long_share must be"),
     (lambda it: widgets.ServerView(it.folder / "none.json"), "none.json"),
-    (lambda it: set_trait(widgets.SideBySide(it.demo, "a"), preset="nothing"), "no preset"),
-    (lambda it: widgets.SideBySide(it.demo, "a").restore(0), "no play 0"),
+    (lambda it: set_trait(widgets.Playground(it.demo, "a"), preset="INT8 KV cache"), "is a pair; give beside"),
+    (lambda it: widgets.Playground(it.demo, "a", beside="nothing"), "no preset 'nothing'"),
+    (lambda it: widgets.Playground(it.demo, "a", beside={"cache.nothing": 1}), "beside: cache.nothing: unknown"),
+    (lambda it: widgets.Playground(it.demo, "a").restore(0), "no play 0"),
     (lambda it: widgets.SpeculationView(it.folder / "nothing"), "nothing"),
     (lambda it: set_trait(widgets.TokenPath(it.tiny, IDS), position=8), "position 8: there are 0 to 4"),
     (lambda it: set_trait(widgets.TokenPath(it.tiny, IDS), layers_off=(5,)), "there is no layer 5"),
@@ -196,6 +199,11 @@ def test_a_widget_is_refused_in_one_line(
 ) -> None:
     given = [vars(there).get(each[1:-1], each) if isinstance(each, str) else each for each in values]
     says(message, lambda: getattr(widgets, widget)(*given, **named))
+
+
+@pytest.mark.parametrize("widget", ["AttentionView", "SpeculationView", "TokenPath"])
+def test_a_request_of_ones_own_has_its_own_sampling(there: SimpleNamespace, widget: str) -> None:
+    getattr(widgets, widget)(there.drafts, request("mine", 5, 4)).close()
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])

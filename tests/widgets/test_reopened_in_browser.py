@@ -14,7 +14,7 @@ from tools.notebooks.page import LabSession, NotebookPage
 CELLS = (
     "import workbench\nfrom workbench import widgets\nrunner = workbench.load('demo', backend='eager')",
     "tokens = widgets.TokenView('def fibonacci(n):')\ntokens",
-    "memory = widgets.MemoryCalculator()\nmemory",
+    "memory = widgets.MemoryCalculator(context=400)\nmemory",
     "weights = [[[[1.0, 0.0], [0.5, 0.5]]]]\nimport numpy\nwidgets.AttentionView(numpy.array(weights))",
 )
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.tiny import model_of, runner_of, spec_of
 from tests.runs.small_folders import run_folder
 from tests.thorough import tries
 from workbench.engine.load import load
@@ -22,10 +23,11 @@ from workbench.request import Request, SamplingParameters
 from workbench.simulate.roofline import HARDWARE
 from workbench.trace.events import Stepped
 from workbench.trace.recorder import Recorder
-from workbench.widgets import Roofline
-from workbench.widgets.roofline.data import Roof, RooflinePoint, Roofs, points_of_steps
-from workbench.widgets.roofline.picture import draw_roofline, draw_table
+from workbench.widgets import ModelGraph
+from workbench.widgets.model_graph.roofline import Roof, RooflinePoint, Roofs, points_of_steps
+from workbench.widgets.model_graph.roofline_picture import draw_points, draw_roofline
 
+ROOF_OF_READS = Roofs((Roof("memory", 1e10, 1e6),), (Roof("float32", 1e11),))
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
 POSITIVE = st.floats(-3, 3).map(lambda power: 10.0**power)
 POINTS = st.builds(
@@ -87,7 +89,7 @@ def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))  # where no other test has measured
     runner = load("demo", backend="eager")
     monkeypatch.setattr(study_ceilings, "ceilings_for", lambda *sizes, **_: measured(*sizes))
-    view = Roofline(runner)
+    view = ModelGraph(runner, tab="roofline")
     assert not view.ceilings.reads and "not known yet" in view.picture()
     view.measure()
     few = SamplingParameters(max_tokens=4, ignore_eos=True)
@@ -98,13 +100,25 @@ def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tm
     walk = [point.intensity for point in decodes]
     assert walk == sorted(walk) and walk[2] > 6 * walk[0] and decodes[0].bound in view.ceilings.reads
     prefill = next(point for name, point in works.items() if name.startswith("prefill"))
-    assert prefill.bound == prefill.gemm == view.ceilings.gemms[1] and prefill.bound.name == "bfloat16"
+    assert prefill.bound == prefill.gemm == view.ceilings.gemms[1] and prefill.bound.name == "bfloat16"  # type: ignore
     view.throttle.flush()
     assert "decode × 8" in view.shown.content
     view.shown.picked = "0"
     assert view.chosen == 0 and "▸ <b>prefill" in view.picture()
     view.forget()
     assert view.works == []
+    view.close()
+
+
+@pytest.mark.parametrize("given", [None, ROOF_OF_READS])
+def test_with_the_graph_all_roofs_are_measured_that_were_not_given(
+    given: Roofs | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_ceilings, "stored_ceilings", lambda *_, **__: measured(2**20))
+    monkeypatch.setattr(study_ceilings, "ceilings_for", lambda *sizes, **_: measured(*sizes))
+    view = ModelGraph(runner_of(model_of(spec_of())), tokens=3, ceilings=given)
+    view.measure()
+    assert len(view.ceilings.reads) == (len(view._sizes()) if given is None else 1)
     view.close()
 
 
@@ -121,7 +135,7 @@ def test_an_error_in_measuring_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("no <clock>")
 
     monkeypatch.setattr(study_ceilings, "ceilings_for", broken)
-    view = Roofline(RooflinePoint("work", 1e9, 1e8, 1.0), ceilings="h100")
+    view = ModelGraph(RooflinePoint("work", 1e9, 1e8, 1.0), ceilings="h100")
     with pytest.raises(WorkbenchError, match="no <clock>"):
         view.measure()
     assert "no &lt;clock&gt;" in view.picture() and not view.measuring
@@ -144,13 +158,13 @@ def test_what_was_measured_before_is_known_without_measuring(tmp_path: Path, mon
 @pytest.mark.parametrize("name", ["kernels-20261121-093442", "bench-smollm2-135m-20261121-093042"])
 def test_a_record_brings_its_ceilings(name: str) -> None:
     rows = [row for row in json.loads((RECORDS / f"{name}.json").read_text())["rows"] if row["status"] == "ok"]
-    view = Roofline(RECORDS / f"{name}.json", ceilings="h100")
+    view = ModelGraph(RECORDS / f"{name}.json", ceilings="h100")
     assert len(view.works) == len(rows)
     for point, row in zip(view.works, rows, strict=True):
         share = row.get("share_of_ceiling") or row["share_of_roofline"]
         assert (point.predicted or 0) / (point.seconds or 1) == pytest.approx(share)
         assert "bound" not in row or (point.bound == point.read) == (row["bound"] == "read")
-    assert "h100" not in view.picture()  # nothing of theirs stands under it
+    assert "h100 memory" not in view.picture()  # nothing of theirs stands under it
 
 
 def test_a_run_and_points_stand_side_by_side(tmp_path: Path) -> None:
@@ -159,13 +173,23 @@ def test_a_run_and_points_stand_side_by_side(tmp_path: Path) -> None:
         recorder.record(Stepped(1.0, phase=phase, requests=3, prefill_tokens=7, wall_seconds=0.3, forward_seconds=0.2,
                               predicted_flops=8.0, predicted_bytes=4.0))  # fmt: skip
     record = run_folder(tmp_path, recorder=recorder)
-    view = Roofline(record, [RooflinePoint("mine <b>", 1e9, 1e8, 0.5, dtype="float32")], ceilings="h200")
+    view = ModelGraph(record, [RooflinePoint("mine <b>", 1e9, 1e8, 0.5, dtype="float32")], ceilings="h200")
     assert [point.name for point in view.works[:2]] == [f"{record.name} prefill 7", f"{record.name} decode × 3"]
     assert "mine &lt;b&gt;" in view.picture() and view.works[1].dtype == "bfloat16"
-    assert Roofline(str(record.path)).points == Roofline(record).points
+    assert ModelGraph(str(record.path)).points == ModelGraph(record).points
     moves = [RooflinePoint("moves", 0.0, 1e8, 0.5, Roof("r", 1e9), Roof("g", 1e9))]
     assert (
-        "moves" not in draw_roofline(moves, Roofs())
-        and "<td>1</td>" in draw_table(moves)
-        and "100 ms" in draw_table(moves)
+        "moves" not in draw_roofline(moves, Roofs()).svg()
+        and "<td>1</td>" in draw_points(moves)
+        and "100 ms" in draw_points(moves)
     )
+
+
+def test_a_series_has_its_colour_and_shape_whatever_is_beside_it() -> None:
+    kinds = [RooflinePoint("", 1.0, 1.0, 1.0, Roof("", 1.0), Roof("", 1.0), series=n) for n in range(4)]
+    whole, part = (
+        draw_roofline(each, Roofs()).spec["layer"][-1 - len(each)]["encoding"] for each in (kinds, kinds[2:])
+    )
+    for look in ("color", "shape"):
+        every, some = (each[look]["scale"]["range"] for each in (whole, part))
+        assert len({*every}) == 4 and every[2:] == some

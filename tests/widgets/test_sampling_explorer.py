@@ -127,7 +127,7 @@ def test_a_slider_moves_the_trait_and_the_picture(explorer: SamplingExplorer) ->
     explorer.top_k = 0
     assert sliders["top k"].value == 0
     explorer.shown.picked = "t2"
-    assert explorer.position == explorer.children[0].value == 2
+    assert explorer.position == explorer.steps.step == 2
     explorer.shown.picked = "c7"
     assert any(each.picked and each.token == 7 for each in explorer.figures().candidates)
     explorer.token = -1
@@ -182,6 +182,6 @@ def test_while_it_is_live_a_fault_is_a_line_of_text(runner: Runner) -> None:
         explorer.top_p = -0.1
     assert explorer.top_p == 1.0
     with pytest.raises(traitlets.TraitError):
-        explorer.top_k = "many"
+        explorer.top_k = "many"  # type: ignore
     refused = SamplingExplorer(runner, [1] * 2000).wait()
     assert 'role="alert"' in refused.picture() and "context" in refused.picture()

@@ -25,8 +25,9 @@ from workbench.serve.watch.snapshot import (
 )
 from workbench.trace.events import Decoded
 from workbench.trace.recorder import Recorder, row_name
+from workbench.units import format_duration
 from workbench.widgets import ServerView
-from workbench.widgets.server.data import SpanAxis, format_duration, phases_of, token_delays, visible_requests
+from workbench.widgets.server.data import SpanAxis, phases_of, token_delays, visible_requests
 from workbench.widgets.server.picture import draw_server
 
 EVERYTHING = float("inf")

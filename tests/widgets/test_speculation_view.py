@@ -100,7 +100,7 @@ def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, ev
         assert tuple(p.token for p in found if p.kind in IN_TEXT) == ends[name] == tuple(view.token_ids)
         drafted = [token for e in checks if e.request_id == name for token in e.token_ids]
         assert [p.token for p in found if p.draft_position] == drafted
-        assert view.check == len(view._run.verifications_of(name)) == view._step.value
+        assert view.check == len(view._run.verifications_of(name)) == view.steps.step
     with pytest.raises(WorkbenchError, match="this run has first, second"):
         view.sequence = "third"
 
@@ -109,14 +109,14 @@ def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> Non
     view = SpeculationView(events, tokenizer=runner.tokenizer)
     count = view.check
     for number in range(count + 1):
-        view._step.value = number
+        view.steps.step = number
         assert view.check == number
         picture = view.picture()
         assert (f"Verification {number} of {count}" in picture) == (number > 0)
         assert f'data-key="k{number + 1}"' not in picture and (number == 0 or f'data-key="k{number}"' in picture)
     view.shown.picked = "draft:1"  # a bar is no check
     view.shown.picked = "k2"
-    assert view.check == view._step.value == 2
+    assert view.check == view.steps.step == 2
 
 
 def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path) -> None:

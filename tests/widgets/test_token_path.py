@@ -27,10 +27,11 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.oracle import naive
 from workbench.trace.events import Decoded, Finished
+from workbench.units import format_number
 from workbench.widgets import RunnerThread, TokenPath
 from workbench.widgets.token_path.ablation_picture import Continuations, draw_texts
 from workbench.widgets.token_path.lens_picture import positions_shown
-from workbench.widgets.token_path.tensor_picture import TensorStrip, format_number
+from workbench.widgets.token_path.tensor_picture import TensorStrip
 
 PROMPT = "def add(a, b):\n    return a +"
 IDS = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -148,7 +149,7 @@ def test_a_head_is_switched_off_and_on_again(path: TokenPath) -> None:
         for key in picked:
             pick(path, key)
         path.wait(limit(60))
-        return path.continuations()
+        return path.continuations()  # type: ignore
 
     path.section = "ablation"
     engine, without = texts()
@@ -199,7 +200,7 @@ def test_it_plays_to_the_end(path: TokenPath) -> None:
     assert path.steps.last == len(path.data.steps) - 1
     path.steps.step = 4
     path.throttle.flush()
-    assert path.step == 4 and path.steps.drawn == 4 and path.steps.title.startswith("layer 0, ")
+    assert path.step == 4 and path.steps.drawn == 4 and path.steps.title.startswith("5 of 35: layer 0, ")
 
 
 def test_a_compiled_model_is_followed_as_it_is_served() -> None:
@@ -242,5 +243,3 @@ def test_a_mixture_and_a_runner_under_way() -> None:
         for name, words in (("router", "choice 1 of 2, by its router&#x27;s number"), ("feedforward", "of experts")):
             path.step = next(n for n, step in enumerate(path.data.steps) if step.name == name)
             assert words in path.picture()
-
-

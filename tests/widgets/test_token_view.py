@@ -33,7 +33,8 @@ def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
     assert len(single.tokens) == len(text.encode()) and all(len(cut.bytes) == 1 for cut in single.tokens)
     if text:
         assert demo.characters_per_token == len(text) / len(demo.tokens)
-        assert demo.characters_per_token >= (single.characters_per_token or 0) and single.bytes_per_token == 1
+        assert demo.characters_per_token >= (single.characters_per_token or 0)  # type: ignore
+        assert single.bytes_per_token == 1
 
 
 def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:

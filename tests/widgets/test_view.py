@@ -24,8 +24,12 @@ from anywidget._file_contents import FileContents
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.patience import limit
 from workbench import svg, widgets
+from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
+from workbench.trace.events import Event
 from workbench.widgets import cell_views
 from workbench.widgets import throttle as throttle_module
 from workbench.widgets import view as view_module
@@ -132,6 +136,26 @@ def test_views_in_a_readers_own_boxes_are_found() -> None:
     for each in (first, second):
         each.close()
     box.close()
+
+
+@pytest.mark.parametrize("made", [widgets.PageMap, partial(widgets.ModelGraph, ceilings="h100")])
+def test_a_view_that_hears_a_runner_can_be_drawn(
+    made: Callable[[Runner], PictureWidget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may end, and its redraw begin in another thread, as soon as the view listens."""
+    listen, errors = RunnerThread.listen, list[str]()
+
+    def listen_to_a_step(live: RunnerThread, listener: Callable[[Event], None]) -> Callable[[], None]:
+        leave, handle = listen(live, listener), live.submit([request("a", 5, 2)])
+        handle.wait()
+        errors.append(handle.error)
+        return leave
+
+    monkeypatch.setattr(RunnerThread, "listen", listen_to_a_step)
+    monkeypatch.setattr(Throttle, "mark", Throttle.flush)
+    view = made(runner_of(model_of(spec_of())))
+    assert errors == [""]
+    view.close()
 
 
 def test_a_change_is_drawn_and_the_last_one_last() -> None:

@@ -31,7 +31,7 @@ maps[0]
 # %%
 maps[1]
 # %%
-widgets.Roofline(runner, ceilings="h100")
+widgets.ModelGraph(runner, ceilings="h100", tab="roofline")
 # %%
 server = workbench.serve(workbench.load("demo", backend="eager"), port=0)
 widgets.ServerView(server)
@@ -75,7 +75,7 @@ widgets.SpeculationView(runner, "def f(x):", speculate="prompt_lookup", max_toke
 from workbench.trace.events import ExpertsUsed
 
 busy = tuple((layer, tuple((7 * layer + 5 * expert) % 13 for expert in range(48))) for layer in range(6))
-widgets.ExpertMap([ExpertsUsed(0.0, step=step, layers=busy) for step in range(3)])
+widgets.ModelGraph([ExpertsUsed(0.0, step=step, layers=busy) for step in range(3)])
 # %%
 last = widgets.TokenView()
 last
@@ -141,8 +141,9 @@ def test_two_pictures_have_no_id_in_common(page: NotebookPage) -> None:
 def test_a_wide_window_is_used(page: NotebookPage) -> None:
     page.tab.set_viewport_size({"width": 1900, "height": 1400})
     page.settle(1.0)
-    for name in ("wb-timeline", "wb-pagemap", "wb-roofline", "wb-serverview"):
-        room, drawn = (page.widget(name).locator(each).first.bounding_box() for each in (".wb-picture", "svg.wb-pic"))
+    for name in ("wb-timeline", "wb-pagemap", "wb-modelgraph", "wb-serverview"):
+        shown = page.widget(name)
+        room, drawn = (shown.locator(each).first.bounding_box() for each in (".wb-picture", ".wb-picture svg"))
         assert room is not None and drawn is not None and drawn["width"] > 0.95 * min(room["width"], 1600)
 
 

@@ -40,8 +40,8 @@ def test_the_table_for_people_pages_and_programs(zoo: Path) -> None:
     (line,) = [line for line in out.splitlines() if "hotter" in line]
     for cell in ("sampling", "Hotter", "1 of 2", "0.5", "holds"):  # 0.5: twice the time is half the speed
         assert cell in line
-    assert cli("zoo --md --folder", zoo).out.startswith("| kind | name | technique |")
-    one, other = answer("zoo --kind sampling --folder", zoo)
+    assert cli("zoo --format md --folder", zoo).out.startswith("| kind | name | technique |")
+    one, other = cli("zoo --kind sampling --format json --folder", zoo).json
     assert (one["verdict"], one["figures"]["time_ratio"], one["laws"]) == ("holds", 2.0, {"tried": 2, "broken": ["b"]})
     assert (other["verdict"], other["lines"], other["figures"]) == ("not run yet", 0, {})
     assert "0 entries: none" in cli("zoo --kind draft --folder", zoo).out
@@ -71,7 +71,7 @@ def test_the_command_that_is_shown_sets_what_the_entry_sets() -> None:
 
 def test_laws_are_printed_and_end_in_one_where_broken(zoo: Path) -> None:
     out = cli("zoo check hotter top --examples 5 --folder", zoo).out
-    assert "6 of 6 laws hold" in out and "no kit checks it" in out
+    assert "6 of 6 laws hold" in out and "it has no laws to check" in out
     source = (zoo / "hotter.py").read_text()
     (zoo / "hotter.py").write_text(source.replace("logits * self.times", "logits.mul_(self.times)"))
     found = answer("zoo check --all --examples 5 --folder", zoo, code=1)
@@ -97,7 +97,7 @@ def test_a_run_is_recorded_and_a_quick_look_is_not(zoo: Path, monkeypatch: pytes
     assert answer("zoo run top --folder", zoo)["entries"]["top"]["outcome"] == "holds-with-limits"
     record = ZooRecord.read(file)
     assert record is not None and record.figures["loop_ratio"] == 0.5
-    assert "every record is of the entry as it is" in cli("zoo run --all --missing --folder", zoo).out
+    assert "every entry has an up-to-date record" in cli("zoo run --all --missing --folder", zoo).out
 
 
 @pytest.mark.processes

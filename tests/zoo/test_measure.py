@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.refusals import refuses
 from tests.zoo import made
 from tests.zoo.made import record_of
-from workbench.experiment.variants import VariantResults
+from workbench.experiment.experiment import VariantResults
 from workbench.zoo import measure
 from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import FIGURES

@@ -110,7 +110,7 @@ def test_a_file_that_is_missing_or_none_is_named(tmp_path: Path, file: str, text
         ('return {"heat": "hot"}', "must return numbers by the names heat"),
         ('return {"heat": True}', "must return numbers by the names heat"),
         ('return {"loop_ratio": 1.0}', "'loop_ratio' is a figure of every sampling entry; rename it"),
-        ('return {"heat": 1 / 0}', "raised ZeroDivisionError"),
+        ('return {"heat": 1 / 0}', "figures(): ZeroDivisionError"),
     ],
 )
 def test_own_figures_are_numbers_by_their_names(tmp_path: Path, body: str, message: str) -> None:
@@ -133,10 +133,10 @@ def test_names_and_arguments_that_are_none_are_reported_with_the_right_one(tmp_p
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("run", "name entries, or give --all"),
-        ("run hotter --all", "name entries, or give --all"),
+        ("run", "give entries or --all"),
+        ("run hotter --all", "give entries or --all"),
         ("check hoter", "no entry 'hoter'; did you mean 'hotter'?"),
-        ("--kind samping", "kind 'samping': is none; did you mean 'sampling'?"),
+        ("--kind samping", "kind 'samping': is unknown; did you mean 'sampling'?"),
     ],
 )
 def test_the_command_line_ends_with_2(tmp_path: Path, words: str, message: str) -> None:

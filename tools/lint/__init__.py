@@ -1,1 +1,1 @@
-"""Guards of text, words, figures, pages and of how tests are written: `python -m tools.lint` (`make lint`)."""
+"""Check texts, words, figures, pages, and the way tests are written: `python -m tools.lint` (`make lint`)."""

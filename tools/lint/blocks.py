@@ -1,7 +1,7 @@
-"""Every block of code and every command of README and docs/ is run by something, or has a row with a reason.
+"""Check that every code block and every command of README and docs/ is run by something, or is listed with a reason.
 
 Python blocks are run by tests/docs/test_pages.py, commands by tests/fresh_environment.py (a step of .ci/run); a command
-that is left out there still has to parse.
+that is not run there must still parse.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OTHERS: dict[str, dict[str, str]] = {
         "pip install dist": "tests/fresh_environment.py installs the wheel and runs these commands in a new folder",
     },
     "docs/scale.md": {"$ workbench": "tests/docs/test_pages.py runs the commands and compares what they print"},
-    "docs/guide/attention.md": {"backend 'mlir' cannot": "a message; tests/testing/test_attention_kit.py holds it"},
+    "docs/guide/attention.md": {"backend 'mlir' does not": "a message; tests/testing/test_attention_kit.py holds it"},
     "docs/guide/apart.md": {"pages of prefill": "a message; tests/cluster holds it"},
     "docs/guide/fleets.md": {
         "config = workbench.EngineConfig": "tests/cluster runs the same calls; processes take long to start",
@@ -50,6 +50,7 @@ OTHERS: dict[str, dict[str, str]] = {
         "st run": "tests/serve/test_schema.py runs schemathesis in process",
         "model: demo-chat": "a server's settings: read below",
     },
+    "docs/guide/workloads.md": {"question: ": "tests/measure/test_compare_variants.py runs one with this workload"},
     "docs/zoo.md": {"technique: ": "an entry: read below"},
     "docs/guide/tensor_parallel.md": {"torchrun": "tests/tensor_parallel starts the same ranks"},
 }
@@ -62,7 +63,7 @@ ACTIVATED = ("README.md", "docs/index.md", "docs/guide/index.md", "docs/real_mod
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield blocks that nothing runs or reads, commands that do not parse, and rows that hold nothing."""
+    """Yield blocks that are neither run nor listed, commands that do not parse, and listed rows that match no block."""
     read = pages(root)
     found: list[Step] = []
     for path, text in read.items():
@@ -100,7 +101,8 @@ def _targets(root: Path) -> set[str]:
 
 
 def other_blocks(page: str, targets: set[str]) -> Iterator[str]:
-    """Yield blocks of a page that are not Python, not only commands of this project, no list of contents."""
+    """Yield the blocks of a page that need a listed reason: all except Python, tables of contents, and blocks with only
+    this project's commands."""
     for language, block in BLOCK.findall(page):
         lines = [line for line in block.splitlines() if line.strip()]
         ours = not language and all(
@@ -124,7 +126,7 @@ def _faults(step: Step) -> Iterator[str]:
 
 
 def usage_error(words: list[str]) -> str | None:
-    """Return what is wrong with a command line of `workbench`, None if nothing is; run nothing."""
+    """Return the error of a `workbench` command line, or None if it is right; nothing is run."""
     command: Any = typer.main.get_command(app)
     context = command.context_class(command, info_name="workbench")
     try:

@@ -1,7 +1,7 @@
-"""No test's outcome depends on how quick a machine is: read off the source of every test.
+"""Check in the source of every test that its outcome does not depend on the speed of the machine.
 
-Clocks are not read, neither the wall's nor the processor's, durations are not compared, waits have no limit but the
-test's own or one that `limit` scales, and no test sleeps instead of waiting for the event itself.
+Tests read no clock, compare no durations, and never sleep to wait for an event; a wait has the test's own limit, or one
+scaled by `limit`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ ALLOWED = {
     "cluster/test_process_fleet.py": "a kill that takes a while: any time will do",
     "cluster/test_ray_launcher.py": "the clock of another machine, far from this one's",
     "helpers/test_processes.py": "children that end by a signal, or wait for an instant",
+    **dict.fromkeys(
+        (f"long/{name}.py" for name in ("fleet_server", "random_kills", "replica_loss", "serving_soak", "soak")),
+        "a driver that runs for hours, and measures; the suite tests it in small",
+    ),
     "fresh_environment.py": "a command of .ci/run that prints how long each of README's took",
 }
 INSTEAD = "wait for the event (tests.patience.until), count work (tests.calls)"
@@ -48,7 +52,7 @@ IN_TEXT = re.compile(
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield each place of a test whose outcome may depend on time, and each row that is allowed for nothing."""
+    """Yield each place of a test whose outcome may depend on time, and each exception that is no longer needed."""
     for path, text in python(root, "tests"):
         found = [] if path == "tests/test_lint.py" else clocks_of(text)
         if (name := path.removeprefix("tests/")) not in ALLOWED:
@@ -61,7 +65,7 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 def clocks_of(source: str) -> list[tuple[int, str]]:
-    """Return (line, fault) for each place of a source whose outcome may depend on time."""
+    """Return (line, fault) for each place of a test's source whose outcome may depend on time."""
     return sorted((node.lineno, fault) for node, fault in _found(ast.parse(source)))
 
 

@@ -1,4 +1,4 @@
-"""A docstring opens with a sentence, and names parameters that are there."""
+"""Check that docstrings open with a sentence, and document only parameters that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPENS_RELATIVE = re.compile(rf"(?:\"\"\"|''')\s*{RELATIVE.pattern}")
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield docstrings that open with a relative clause, and arguments in them that are no parameter."""
+    """Yield docstrings that open with a relative clause, and documented arguments that are not parameters."""
     for path, text in texts(root).items():
         if path != "tests/test_lint.py":  # plants them
             for line, words in relative_docstrings(text):
@@ -45,7 +45,8 @@ def relative_docstrings(text: str) -> list[tuple[int, str]]:
 
 
 def unknown_arguments(text: str) -> list[tuple[int, str]]:
-    """Return (line, name) of names below `Args:` in a docstring that are no parameter, or no field of the class.
+    """Return (line, name) of names below `Args:` in a docstring that are no parameter of the function, or no field of
+    the class.
 
     A class has the parameters of its `__init__` and the fields of itself and of its bases in the same file."""
     if "Args:" not in text:

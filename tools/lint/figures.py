@@ -1,4 +1,4 @@
-"""Every figure of a measurement in README, docs/ and the notebooks names the record that it comes from."""
+"""Check that every measured figure in README, docs/ and the notebooks names the record that contains it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from tools.lint.tree import ROOT, line_of, texts
 
 RECORDS = ROOT / "experiments" / "records"
-# Settings, made from code: nothing is measured; and simulated figures, which tools/lint/scale.py holds.
-UNMEASURED = ("docs/reference/", "docs/scale.md")
+# Simulated figures, which tools/lint/scale.py holds.
+UNMEASURED = ("docs/scale.md",)
 NAMED = re.compile(r"[a-z][\w.]*(?:-[\w.]+)*?-\d{8}-\d{6}(?:-\d+)?(?=[^-\w]|$)")
 NUMBER = r"(?<![\w.,-])\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.,-])\d+(?:\.\d+)?"
 UNIT = (
@@ -26,7 +26,7 @@ SCALES = [10.0**power for power in (-9, -6, -3, 0, 2, 3, 6)]  # of units: GB of 
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield figures without a record, and records that are absent or do not hold the figure."""
+    """Yield figures without a record, and named records that do not exist or do not contain the figure."""
     for path, text in texts(root).items():
         if path.startswith("notebooks/") and path.endswith(".py"):
             prose = prose_of(text)
@@ -59,7 +59,7 @@ def _faults(text: str) -> Iterator[tuple[str, str]]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Each paragraph, with the block of output that follows it; commands and code are no prose."""
+    """Yield each paragraph together with the output block after it; commands and code are left out."""
     last = ""
     for piece in re.split(r"(```\w*\n.*?\n```)", text, flags=re.DOTALL):
         if piece.startswith("```"):
@@ -81,9 +81,9 @@ def prose_of(notebook: str) -> str:
 
 @cache
 def held(name: str) -> tuple[frozenset[float], str]:
-    """The numbers of a record, the ratios that follow from it, and its words without commas between digits.
+    """Return the numbers of a record with their ratios, and its text without commas between digits.
 
-    A ratio is of two figures of one object, or of one figure in two rows that are of the same work and format.
+    A ratio is of two figures of one object, or of the speeds of two rows with the same work and format.
     """
     record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
     numbers: set[float] = set()
@@ -110,7 +110,7 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def follows(figure: str, name: str) -> bool:
-    """Return True if the record holds the figure, or a number that rounds to it in the digits written."""
+    """Return whether a record contains a figure, or a number that rounds to it at the figure's number of digits."""
     plain = figure.replace(",", "")
     numbers, words = held(name)
     if re.search(rf"(?<![\d.]){re.escape(plain)}(?![\d.]*\d)", words):

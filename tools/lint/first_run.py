@@ -1,4 +1,4 @@
-"""The block of docs/first_run.md is what a record says, letter by letter."""
+"""Check that the block of docs/first_run.md equals the text made from its record, character by character."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIGURES = ("decode_tokens_per_s", "prefill_tokens_per_s", "output_tokens_per_s")
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield a block that its record does not say, and printed figures that were not measured."""
+    """Yield a fault if the block differs from its record, and faults of printed figures that were not measured."""
     text = texts(root).get(PAGE, "")
     where, better = f"{PAGE}:{line_of(text, readme.BEGIN)}", "run `python -m tools.readme`"
     block = readme.block_of(text) if readme.BEGIN in text and readme.END in text else ""
@@ -31,7 +31,7 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 def unmeasured(record: dict[str, Any]) -> Iterator[str]:
-    """Yield what a record's printed text says otherwise than its summary."""
+    """Yield the figures of a record's summary that its printed text lacks or states differently."""
     summary, printed = record["summary"], " ".join(record["demo"]["printed"].split())
     for figure in FIGURES:
         if f"{summary[figure]:,.0f}" not in printed:

@@ -1,4 +1,4 @@
-"""Functions of the front door say what they take and show how; a notebook enters by that door alone."""
+"""Check that public functions have annotations and an example, and that notebooks import public names only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNERS = ("Live", "RunnerThread")  # of a runner: the front door makes them
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield functions without annotations or an example, and notebooks that import what is not public."""
+    """Yield public functions without annotations or an example, and notebooks that import names that are not public."""
     for name in workbench.__all__:
         if name[0].islower() and name not in MODULES:
             yield from (f"workbench/__init__.py:1: {fault}" for fault in undocumented(name, getattr(workbench, name)))
@@ -27,7 +27,7 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 def undocumented(name: str, function: Any) -> Iterator[str]:
-    """Yield what a public function does not say."""
+    """Yield what a public function lacks: annotations, or an example in its docstring."""
     signature = inspect.signature(function)
     annotations = [each.annotation for each in signature.parameters.values()]
     if signature.empty in (*annotations, signature.return_annotation):
@@ -37,7 +37,7 @@ def undocumented(name: str, function: Any) -> Iterator[str]:
 
 
 def by_hand(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, name) of imports from inside this project, and of owners of a runner."""
+    """Yield (line, name) of imports of this project's inner modules, and of attributes that reach into a runner."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import(aliases):

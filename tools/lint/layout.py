@@ -1,4 +1,4 @@
-"""Helpers of tests are in no test file, and whatever a test draws follows from a seed that is printed."""
+"""Check that test helpers are outside of test files, and that everything random in a test comes from a printed seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = "tests/thorough.py"  # chooses the run's seed, and prints it
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield imports of a test file, and draws without a seed."""
+    """Yield imports from a test file, and random draws without a seed."""
     for path, text in python(root, "tests"):
         if path in (SEED, "tests/test_lint.py"):  # which plants them
             continue

@@ -1,4 +1,4 @@
-"""README and the pages of docs/ read well as text, and name every family of models."""
+"""Check that README and the pages of docs/ are readable as plain text, and name every model family."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LISTED = re.compile(r"Families that are read.*?: (.*?)\. What a\s+config", re.DO
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield lines of prose that are too long, doubled blank lines, a README that grew, families not named."""
+    """Yield lines of prose that are too long, doubled blank lines, a README that has grown, and families that are not
+    named."""
     for path, text in pages(root).items():
         whole = path == "README.md"  # its tables and blocks too
         fences = re.compile(r"^```.*?^```$", re.M | re.S)

@@ -1,4 +1,4 @@
-"""An ignore of a checker and a skip of a test have a reason beside them."""
+"""Check that every ignored checker message and every skipped test has a reason beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IGNORED = re.compile(r"#\s*(?:type: ignore|pyright: ignore|noqa)(?:\[[\w, -]+\]|
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield ignores in the library, and skips in tests, that say no reason."""
+    """Yield ignored checker messages in the library, and skips in tests, without a reason."""
     for package in ("workbench", "compiled_kernels"):
         for path, text in python(root, package):
             for line in unexplained(text):
@@ -26,7 +26,7 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 def unexplained(text: str) -> list[int]:
-    """Return the lines whose `type: ignore` or `noqa` says no reason behind it, in parentheses or after a `#`."""
+    """Return the lines with a `type: ignore` or `noqa` that has no reason after it, in parentheses or after a `#`."""
     if not re.search(IGNORED.pattern, text, re.MULTILINE):
         return []
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
@@ -34,7 +34,7 @@ def unexplained(text: str) -> list[int]:
 
 
 def skips_without_reason(text: str) -> list[int]:
-    """Return the lines of calls of skip, skipif and importorskip that give no reason."""
+    """Return the lines with a call of skip, skipif or importorskip that gives no reason."""
     found = []
     for node in ast.walk(ast.parse(text)) if re.search(r"\bskip|importorskip", text) else ():
         if not isinstance(node, ast.Call):

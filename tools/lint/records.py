@@ -1,4 +1,4 @@
-"""The experiment of every committed record can be read, so that `workbench reproduce` can run it again."""
+"""Check that the experiment of every committed record can be read, so that `workbench reproduce` can run it again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.experiment.experiment import Experiment
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield records whose experiment has settings that are none today."""
+    """Yield records whose experiment has settings that do not exist today."""
     for file in sorted((root / "experiments" / "records").glob("*.json")):
         asked = json.loads(file.read_text(encoding="utf-8")).get("experiment")
         try:

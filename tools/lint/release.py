@@ -1,4 +1,4 @@
-"""One version everywhere, and a citation that has what the format wants."""
+"""Check that every file states the same version, and that CITATION.cff has all required fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {"name", "family-names", "given-names", "orcid"}  # of an author
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield files of a release that say another version, and what CITATION.cff lacks."""
+    """Yield files that state another version than the package, and fields that CITATION.cff lacks."""
     version = workbench.__version__
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         yield f"workbench/__init__.py:1: version {version!r}; three numbers"

@@ -1,4 +1,4 @@
-"""Every figure in the prose of docs/scale.md stands in a command of the page, or in what one prints there."""
+"""Check that every figure in the prose of docs/scale.md stands in one of the page's commands or in its output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tools.lint.tree import ROOT, line_of, texts
 from tools.scale_page import BLOCK, blocks
 
 PAGE = "docs/scale.md"
-ASSUMED = "## What is assumed"  # a section of figures that no command prints; they are options of the commands
+ASSUMED = "## Assumptions"  # a section of figures that no command prints; they are options of the commands
 FIGURE = re.compile(r"(?<![\w.,-])\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.,-])\d+\.\d+|(?<![\w.,-])\d{2,}")
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield figures that no command prints, and commands that are not shown as one."""
+    """Yield figures that no command contains or prints, and commands that are not in a block of their own."""
     text = texts(root).get(PAGE, "")
     found = blocks(text)
     if len(found) != text.count("$ workbench"):

@@ -1,4 +1,4 @@
-"""Read every text of the checkout once for all guards."""
+"""Read every text of the checkout once, for all guards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READ_KINDS = (".py", ".md", ".ipynb")
 
 @cache
 def texts(root: Path = ROOT) -> dict[str, str]:
-    """Return every text that people read, by its path: code, Markdown, and the sources of notebooks' cells."""
+    """Return every text that people read, by path: code, Markdown, and the cells' sources of notebooks."""
     paths = [*root.glob("*.md"), *(path for folder in READ for path in (root / folder).rglob("*"))]
     found = {}
     for path in sorted(each for each in paths if each.suffix in READ_KINDS):
@@ -33,15 +33,14 @@ def python(root: Path, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return README and the pages of docs/ that are written by hand."""
-    made = ("docs/reference/", "docs/project/")
+    """Return README and the hand-written pages of docs/, by path."""
     return {
         path: text
         for path, text in texts(root).items()
-        if path == "README.md" or (path.startswith("docs/") and path.endswith(".md") and not path.startswith(made))
+        if path == "README.md" or path.startswith("docs/") and path.endswith(".md")
     }
 
 
 def line_of(text: str, words: str) -> int:
-    """Return the number of the line on which the words begin first; 1 where they are not there."""
+    """Return the number of the line on which `words` first occur in `text`; 1 if they do not occur."""
     return text.count("\n", 0, max(text.find(words), 0)) + 1

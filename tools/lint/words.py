@@ -1,4 +1,4 @@
-"""Names, docstrings, comments, messages and Markdown use the field's words (the shared glossary's)."""
+"""Check that names, docstrings, comments, messages and Markdown use the field's words, as in the shared glossary."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 def private_words(text: str) -> list[tuple[int, str, str]]:
-    """Return (line, word, its replacement) for each private word in a text, in an identifier or in a sentence."""
+    """Return (line, word, replacement) for each private word in a text, in an identifier or in a sentence."""
     found = []
     if not PRIVATE_WORDS.keys().isdisjoint(map(str.lower, set(_WORD.findall(text)))):
         for match in _WORD.finditer(text):

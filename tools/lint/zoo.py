@@ -1,4 +1,4 @@
-"""An entry of the zoo is a page long, says what it is, and is written against the public API alone."""
+"""Check that an entry of the zoo is at most a page long, states what it is, and uses only the public API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ALLOWED = {
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield what is wrong with entries and their sources, and words of one entry that the library knows."""
+    """Yield faults of the entries and their sources, and places where the library names an entry."""
     folder = root / "experiments" / "zoo"
     try:
         entries = load_zoo(folder)
@@ -98,7 +98,8 @@ def faults(root: Path = ROOT) -> Iterator[str]:
 
 
 def door_of(setting: str) -> str:
-    """Return the door of the core that a setting of an entry passes through (see shared/design.md); empty for none."""
+    """Return the part of the core that a setting of an entry acts through (its "door", see shared/design.md); empty if
+    there is none."""
     return DOORS.get(setting) or (door_of(setting.rpartition(".")[0]) if "." in setting else "")
 
 
@@ -136,7 +137,7 @@ def _faults(entry: LoadedEntry) -> Iterator[str]:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield (module, name) for every import; the name is empty where the module itself is imported."""
+    """Yield (module, name) for every import of a syntax tree; the name is empty if the module itself is imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -145,7 +146,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def forbidden_imports(source: str) -> list[str]:
-    """Return imports that are neither of the public API, nor torch, nor of the standard library."""
+    """Return the imports that are neither from the public API, nor torch, nor from the standard library."""
     wrong = []
     for module, name in imported(ast.parse(source)):
         whole = f"{module}.{name}" if name else module
@@ -159,7 +160,8 @@ def forbidden_imports(source: str) -> list[str]:
 
 
 def by_other_ways(source: str) -> list[str]:
-    """Return names by which a module could be reached without an import statement, or an inner room."""
+    """Return the names by which a source could reach a module without an import statement, or an inner package of
+    workbench."""
     tree = ast.parse(source)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     found = sorted(names & {"__import__", "eval", "exec", "globals"})
@@ -171,7 +173,8 @@ def by_other_ways(source: str) -> list[str]:
 
 
 def library_words(stems: set[str], root: Path = ROOT) -> list[tuple[str, str]]:
-    """Return (file:line, stem) wherever the library names one of `stems`, as a word or as a part of an identifier.
+    """Return (file:line, stem) for each place where the library contains one of `stems`, as a word or within an
+    identifier.
 
     The words of a stem may be joined in any way: streaming_llm, StreamingLLM, streaming-llm."""
     loose = {stem.replace("_", ""): stem for stem in stems}

@@ -1,2 +1,2 @@
-"""Checks of the notebooks in a real JupyterLab and browser. They may import the whole library; only the command line's
-`lab` imports them."""
+"""Check the notebooks in a real JupyterLab and browser. This package may import the whole library; only the command
+line's `lab` imports it."""

@@ -1,4 +1,4 @@
-"""A headless Chromium with a profile of its own, and tabs that record errors and outside requests."""
+"""Run a headless Chromium with a separate profile, and tabs that record errors and requests to other machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER = Path(__file__).with_name("driver.js")
 
 @dataclass
 class Tab:
-    """One tab. Requests of its page to other machines are refused and recorded in `outside_requests`."""
+    """One tab of the browser. Requests of its page to other machines are refused and recorded in `outside_requests`."""
 
     page: Page
     console_errors: list[str] = field(default_factory=list)

@@ -1,21 +1,27 @@
 """Check every notebook in a real JupyterLab by a real browser: run it, export it, view the export offline, and save
-screenshots of its widgets for a README."""
+screenshots of its widgets for a README.
+
+    python -m tools.notebooks.check                                # all of them
+    python -m tools.notebooks.check --pictures notebooks/pictures  # with a picture of each widget
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.lab.course import FIRST_PICTURE, START_PAGE
 from workbench.lab.execute import widget_outputs
-from workbench.lab.start import missing_browser, missing_lab, notebooks_in, require
+from workbench.lab.start import missing_browser, missing_lab, notebooks_folder, notebooks_in, require
 from workbench.models.store import is_at_hand
 
 if TYPE_CHECKING:
@@ -91,7 +97,7 @@ class NotebookVisit:
 
     @property
     def faults(self) -> list[str]:
-        """List one line for everything that is wrong; empty where the notebook is as it should be."""
+        """Return one line for each fault; empty if the notebook is as it should be."""
         return [
             *self.errors,
             *(f"console: {text}" for text in self.console_errors),
@@ -100,8 +106,10 @@ class NotebookVisit:
             *([f"{self.num_run} of {self.num_cells} cells ran"] if self.num_run < self.num_cells else []),
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"faults": self.faults}
+    def __str__(self) -> str:
+        widgets = ", ".join(dict.fromkeys(self.widgets))
+        ran = f"{self.notebook}: {self.num_run} of {self.num_cells} cells in {self.seconds:.1f} s  {widgets}"
+        return "\n".join([ran, *(f"    {fault}" for fault in self.faults)])
 
 
 def visit_notebook(lab: Any, path: str, out: Path, pictures: WidgetScreenshots | None = None) -> NotebookVisit:
@@ -170,3 +178,20 @@ def check_notebooks(
             if pictures is not None and START_PAGE in chosen and is_at_hand("smollm2"):
                 pictures.take_start(lab)
     return visits
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("notebook", nargs="*", help="names of notebooks; all unless given")
+    parser.add_argument("--folder", type=Path, help="folder of notebooks; the nearest notebooks/ upwards unless given")
+    parser.add_argument("--pictures", type=Path, help="folder for a picture of each widget")
+    parser.add_argument("--dark", action="store_true", help="with --pictures: draw the dark theme too")
+    parser.add_argument("--keep", type=Path, help="folder for executed notebooks and exports")
+    given = parser.parse_args()
+    album = WidgetScreenshots(given.pictures, given.dark) if given.pictures else None
+    visits = check_notebooks(notebooks_folder(given.folder), given.notebook, album, given.keep, print)
+    return 1 if any(visit.faults for visit in visits) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class FirstWidget:
-    """Seconds from Run All to the first widget, and the number of its code cell; without a widget both are None."""
+    """The seconds from Run All to the first widget, and the number of the code cell that shows it; both None without a
+    widget."""
 
     notebook: str
     seconds: float | None
@@ -37,7 +38,7 @@ class _WidgetShown(Exception):
 
 
 def time_to_first_widget(path: Path, environment: Mapping[str, str] | None = None) -> FirstWidget:
-    """Run a percent file cell by cell until one shows a widget, in a kernel that ends then."""
+    """Run a percent file cell by cell until a cell shows a widget, in a new kernel that is ended afterwards."""
     import jupytext
     from jupyter_client.manager import KernelManager
 

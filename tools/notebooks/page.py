@@ -1,4 +1,4 @@
-"""Drive a notebook that is open in JupyterLab."""
+"""Drive a notebook that is open in JupyterLab: run its cells, wait for them, and read its outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 # JupyterLab gives every output the name of its type but those that hold a widget.
 VIEWS = ".jp-Cell-outputArea > .jp-OutputArea-child > .jp-OutputArea-output:not([data-mime-type])"
 DRAW_TIMEOUT_S = 10.0  # for a widget to be drawn, and for the page to be still
+MARGIN = 400  # pixels of JupyterLab's own bars above and below a notebook, and more
 ERROR_TEXTS = ("Error displaying widget", "Error creating widget", "Error rendering", "Failed to load model")
 
 
 @dataclass(frozen=True)
 class WidgetOutput:
-    """An output that holds a widget: its cell, and its class `wb-...` (`widget` for other libraries' widgets)."""
+    """An output that contains a widget: its cell, and its CSS class `wb-...` (`widget` for other libraries'
+    widgets)."""
 
     cell: int
     name: str
@@ -33,7 +35,7 @@ class WidgetOutput:
 
 
 class LabSession:
-    """A server and a browser for many notebooks.
+    """A JupyterLab server and a browser tab, used for many notebooks one after another.
 
     Every timeout is multiplied by `timeout_factor`, for slow machines and contention.
     """
@@ -48,7 +50,7 @@ class LabSession:
         self._open: NotebookPage | None = None
 
     def write(self, name: str, source: str) -> str:
-        """Write a notebook, as percent text or .ipynb, into the server's root, and return its path there."""
+        """Write a notebook, given as percent text or .ipynb, into the server's root, and return its path there."""
         path = self.server.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
@@ -86,7 +88,8 @@ class LabSession:
 
 
 class NotebookPage:
-    """An open notebook with an idle kernel. `tab` is Playwright's page, for anything beyond these methods."""
+    """An open notebook with an idle kernel. `tab` is Playwright's page, for anything that these methods do not
+    offer."""
 
     def __init__(self, lab: LabSession, path: str) -> None:
         self.lab, self.path = lab, path
@@ -191,12 +194,13 @@ class NotebookPage:
         return self.tab.evaluate("bench.document()")
 
     def executed(self) -> tuple[int, int]:
-        """Count the code cells that have run, and all code cells."""
+        """Return the number of code cells that have run, and the number of all code cells."""
         cells = [cell for _, cell in code_cells(self.document()) if "".join(cell["source"]).strip()]
         return sum(cell["execution_count"] is not None for cell in cells), len(cells)
 
     def errors(self) -> list[CellError]:
-        """List errors of cells, of their threads, of widgets' callbacks, and of widgets that could not be drawn."""
+        """Return the errors of cells, of their threads, of widgets' callbacks, and of widgets that could not be
+        drawn."""
         called_back = [CellError(0, name, message) for name, message in self.tab.evaluate("bench.calledBack")]
         undrawn = [
             CellError(view["cell"], "Widget", view["text"] or "was not drawn", view["line"])
@@ -211,20 +215,20 @@ class NotebookPage:
 
     @property
     def outside_requests(self) -> list[str]:
-        """List the refused requests of the page and the kernel to other machines."""
+        """Return the refused requests of the page and the kernel to other machines."""
         kernel = [f"kernel: {host}" for host in self.lab.server.outside_requests()[self._since[2] :]]
         return self.lab.tab.outside_requests[self._since[1] :] + kernel
 
     def widget(self, name: str) -> Locator:
-        """Locate the widgets with this CSS class, such as `wb-pagemap`."""
+        """Return a Playwright locator of the widgets with this CSS class, such as `wb-pagemap`."""
         return self.root.locator(f".{name}")
 
     def views(self) -> Locator:
-        """Locate the outputs that hold a widget."""
+        """Return a Playwright locator of the outputs that contain a widget."""
         return self.root.locator(VIEWS)
 
     def widgets(self) -> list[WidgetOutput]:
-        """List the outputs that hold a widget, in order."""
+        """Return the outputs that contain a widget, in order."""
         return [WidgetOutput(view["cell"], view["name"]) for view in self.tab.evaluate("bench.views()")]
 
     def screenshot(self, path: Path, of: Locator | None = None) -> Path:
@@ -233,7 +237,12 @@ class NotebookPage:
         if of is None:
             self.tab.screenshot(path=path)
         else:
+            box, size = of.first.bounding_box(), self.tab.viewport_size
+            if box and size and box["height"] + MARGIN > size["height"]:  # else the notebook cuts it off
+                self.tab.set_viewport_size({"width": size["width"], "height": round(box["height"]) + MARGIN})
             of.first.screenshot(path=path, animations="disabled")
+            if size:
+                self.tab.set_viewport_size(size)
         return path
 
     def close(self) -> None:

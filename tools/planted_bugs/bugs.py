@@ -1,4 +1,4 @@
-"""The bugs: subtle ones, as a plausible programmer errs. Two a room or so, over the library and its kernels.
+"""List the bugs to plant: subtle ones, as a plausible programmer makes, about two in each package of the library.
 
 They were chosen by reading the product, not its tests; the first seven after the older ones are an auditor's.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """An edit of `file`, whose text `old` occurs once; `tests` are files or folders to try before the nearest ones."""
+    """An edit that makes a bug: in `file` the text `old`, which occurs once, is replaced. `tests` are files or folders
+    to try before the nearest ones."""
 
     breaks: str
     file: str
@@ -280,12 +281,9 @@ BUGS = (
     PlantedBug(
         "offline: a batch that goes on forgets the names of lines it has written",
         "workbench/offline/run.py",
-        "                first = names.setdefault(name, number) if (name := custom_id_of(raw)) else number\n"
-        "                if number <= self.tally.already_written:\n"
-        "                    continue\n",
-        "                if number <= self.tally.already_written:\n"
-        "                    continue\n"
-        "                first = names.setdefault(name, number) if (name := custom_id_of(raw)) else number\n",
+        "        items = read_lines((line.raw for line in lines), self.dialects, self.ignored)\n",
+        "        done, raw = self.tally.already_written, [line.raw for line in lines]\n"
+        "        items = [*[BatchItem('', '', {})] * done, *read_lines(raw[done:], self.dialects, self.ignored)]\n",
     ),
     PlantedBug(
         "reports: a run is compared with a spread that it is part of",
@@ -350,8 +348,8 @@ BUGS = (
     PlantedBug(
         "widgets: the timeline leaves out a step that began before its window",
         "workbench/widgets/timeline/data.py",
-        "    while first and tracks.steps[first - 1].end >= across.low:\n        first -= 1\n",
-        "",
+        "in tracks.steps[oldest:first] if each.end",
+        "in tracks.steps[first:first] if each.end",
     ),
     PlantedBug(
         "zoo: a limit on the left of a rule is read as one on the right",

@@ -1,4 +1,4 @@
-"""Find the test files nearest to a bug: by the imports between them and its module, and by the words of both."""
+"""Find the test files nearest to a bug, by the imports between them and its module, and by words that both contain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEM = 5  # letters by which words are compared
 
 
 class NearestTests:
-    """The test files of the tree `root`, what they import, and the words that they are written in."""
+    """The test files of the tree `root`, their imports, and the words that they contain."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -42,8 +42,9 @@ class NearestTests:
         self._holders = Counter(chain.from_iterable(self._words.values()))
 
     def nearest(self, file: str, words: str, most: int, first: Iterable[str] = ()) -> list[str]:
-        """Return `first` and then up to `most` test files, the likeliest first: by turns one of the fewest imports from
-        `file` that imports little else, and one of those that it reaches with the rarest of these words."""
+        """Return `first` and then up to `most` test files, nearest first. They are taken by turns from two rankings: by
+        the number of imports from the test to `file`, and by rare words that the test has in common with `words` and
+        `file`."""
         name = ".".join(Path(file).with_suffix("").parts)
         distance, queue = {name: 0}, deque([name])
         while queue:

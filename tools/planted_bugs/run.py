@@ -1,4 +1,4 @@
-"""Run tests on a copy of the tree with one bug, up to the first that fails."""
+"""Run tests on a copy of the tree with one bug in it, up to the first test that fails."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ How = Literal["assertion", "limit", "crash", "not caught"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The test that caught a bug, the exception that it ended with, and the CPU seconds until then."""
+    """The outcome of one bug: the test that caught it, that test's exception, and the CPU seconds until then."""
 
     breaks: str
     how: How
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def problems(root: Path = ROOT, bugs: Sequence[PlantedBug] = BUGS) -> list[str]:
-    """Return which bugs do not apply to the tree, and which of their test files are missing."""
+    """Return a line for each bug that does not apply to the tree, and for each missing test file."""
     found = []
     with tempfile.TemporaryDirectory() as place:
         for bug in bugs:
@@ -83,7 +83,7 @@ def problems(root: Path = ROOT, bugs: Sequence[PlantedBug] = BUGS) -> list[str]:
 class BuggyTree:
     """A copy of the tree `root` in `folder`, in which one bug at a time is planted.
 
-    Tests run in forks of this process, which has imported what takes long and is none of the project's.
+    Tests run in forks of this process, which has already imported slow third-party packages.
     """
 
     def __init__(self, root: Path, folder: Path, environment: dict[str, str]):
@@ -111,7 +111,8 @@ class BuggyTree:
             (self.folder / bug.file).write_bytes(text)
 
     def pytest(self, words: Sequence[str]) -> tuple[int, float]:
-        """Run pytest with its output in `log`; return its exit status, and its CPU seconds with its children's."""
+        """Run pytest with the arguments `words` and its output in `log`; return its exit status, and the CPU seconds of
+        it and its children."""
         (self.folder / REPORT).unlink(missing_ok=True)
         child = os.fork()
         if not child:
@@ -136,7 +137,7 @@ class BuggyTree:
         os._exit(status)
 
     def first_failure(self, bug: PlantedBug, words: Sequence[str]) -> Outcome:
-        """Run the tests that `words` choose with a bug, up to the first that fails."""
+        """Run the tests chosen by `words` with a bug planted, up to the first that fails; return the outcome."""
         with self.planted(bug):
             status, seconds = self.pytest(["-x", *words])
         seconds = round(seconds, 1)
@@ -149,7 +150,7 @@ class BuggyTree:
         return Outcome(bug.breaks, "crash", error=self.log.read_text(errors="replace")[-300:].strip(), seconds=seconds)
 
     def fails_without_bug(self, tests: Sequence[str]) -> list[str]:
-        """Return which of the tests fail on the tree as it is: they catch nothing."""
+        """Return the tests that fail on the tree without a bug; these catch nothing."""
         if not tests:
             return []
         self.pytest(["-rfE", *tests])
@@ -157,7 +158,7 @@ class BuggyTree:
 
 
 def selection(root: Path) -> list[str]:
-    """Return pytest's words for what `make test` selects, as the Makefile has them."""
+    """Return the pytest arguments by which `make test` selects its tests, read from the Makefile."""
     tiers = re.search(r"^TIERS := (.+)$", (root / "Makefile").read_text(), re.MULTILINE)
     return ["-m", f"smoke or not ({tiers[1]})"] if tiers else []
 

@@ -1,1 +1,2 @@
-"""The site: `docs/` and what is made from code, records and notebooks, as one folder of HTML that needs no network."""
+"""Build the site: `docs/` and pages made from code, records and notebooks, as a folder of HTML that needs no
+network."""

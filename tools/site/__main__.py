@@ -1,4 +1,4 @@
-"""Build the site: python -m tools.site (`make docs`).
+"""Build the site from the command line: `python -m tools.site` (`make docs`).
 
 .venv/bin/python -m tools.site                  # build/site/html/index.html
 .venv/bin/python -m tools.site --out FOLDER     # FOLDER/source and FOLDER/html

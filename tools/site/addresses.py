@@ -1,4 +1,4 @@
-"""Find addresses of built pages that lead outside, to no file, or to no anchor."""
+"""Find addresses in built pages that lead to other machines, to no file, or to no anchor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTSIDE = re.compile(r"(?:https?:)?//|javascript:|mailto:")
 
 
 class Page(HTMLParser):
-    """The addresses and the anchors of a page."""
+    """The addresses that a page links to, and the anchors that it has."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Page(HTMLParser):
 
 
 def broken_addresses(folder: Path) -> list[str]:
-    """Return the addresses of a folder of HTML that lead outside of it, to no file, or to no anchor."""
+    """Return the addresses in a folder of HTML that lead outside of the folder, to no file, or to no anchor."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
     return [f"{path.relative_to(folder)}: {fault}" for path in pages for fault in _faults(path, pages, folder)]
 
@@ -48,6 +48,6 @@ def _faults(path: Path, pages: dict[Path, Page], folder: Path) -> Iterator[str]:
 
 
 def fetched(style: str) -> list[str]:
-    """Return the addresses that a style sheet fetches from other machines."""
+    """Return the addresses of other machines that a style sheet loads from."""
     found = re.findall(r"url\(\s*['\"]?([^'\")]*)", style) + re.findall(r"@import\s+['\"]([^'\"]*)", style)
     return [address for address in found if OUTSIDE.match(address)]

@@ -1,4 +1,4 @@
-"""Blocks of pages that are made when the site is built, by the name that a page calls them by."""
+"""Make the blocks that pages ask for by name when the site is built."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import package_text
 from tools.site.events import events_table
 from tools.site.packages import package_sections, packages_overview
 from tools.site.records import figures_table, machines_table, peers_tables, verdicts_table
+from tools.site.reference import backends_table, package_text, public_names, settings_sections
 from tools.site.served_fields import served_fields_table
 from tools.site.walk import request_walk
 from tools.site.zoo import HEADINGS, zoo_figures, zoo_sections, zoo_table
@@ -17,12 +17,12 @@ from workbench import parts, testing
 
 
 def kits(root: Path) -> str:
-    """Return the reference of `workbench.testing`."""
+    """Return the reference of `workbench.testing`, as Markdown."""
     return package_text(testing, testing.__all__, level=3)
 
 
 def building_blocks(root: Path) -> str:
-    """Return the reference of `workbench.parts`, by kind of part; a name that two kinds have is written once."""
+    """Return the reference of `workbench.parts` by kind of part; a name that belongs to two kinds is described once."""
     text, written = "", set()
     for kind, names in parts.PARTS.items():
         new = sorted(set(names) - written)
@@ -34,13 +34,13 @@ def building_blocks(root: Path) -> str:
 # The order of guides in the side bar; one that is not named here comes after them.
 GUIDES = (
     "python", "jupyter", "models", "load_a_model", "conversations", "agents", "structured_output", "experiments",
-    "attention", "cache_formats", "eviction", "samplers", "speculation", "scheduling", "backends", "traces", "serving",
-    "fleets", "apart", "tensor_parallel",
+    "workloads", "claims", "attention", "cache_formats", "eviction", "samplers", "speculation", "scheduling",
+    "backends", "traces", "serving", "fleets", "apart", "tensor_parallel",
 )  # fmt: skip
 
 
 def guides(root: Path) -> str:
-    """Return a table of README's tasks with their guides, guides that it does not name yet, and a table of contents."""
+    """Return a table of README's tasks with their guides, the guides that it does not name, and a table of contents."""
     folder = root / "docs" / "guide"
     names = {path.stem for path in folder.glob("*.md")} - {"index"}
     headings = {name: (folder / f"{name}.md").read_text(encoding="utf-8").partition("\n")[0] for name in names}
@@ -54,6 +54,7 @@ def guides(root: Path) -> str:
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
+    "backends": backends_table,
     "events": events_table,
     "figures": figures_table,
     "guides": guides,
@@ -62,8 +63,10 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "packages": packages_overview,
     "parts": building_blocks,
     "peers": peers_tables,
+    "python": public_names,
     "request_walk": request_walk,
     "served_fields": served_fields_table,
+    "settings": settings_sections,
     "testing": kits,
     "verdicts": verdicts_table,
     "zoo": zoo_table,

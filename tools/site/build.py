@@ -1,4 +1,4 @@
-"""Stage the pages and have Sphinx make HTML of them; every warning is a problem."""
+"""Stage the pages and have Sphinx build HTML from them; every warning counts as a problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ROOT", "build"]
 
 
 def build(out: Path, root: Path = ROOT) -> list[str]:
-    """Build the site of the checkout `root` in `out`/html; return what is wrong with it, a line each.
+    """Build the site of the checkout `root` into `out`/html; return one line for each problem.
 
     Sphinx runs in a process of its own: its extensions change docutils for the whole process.
     """

@@ -1,4 +1,4 @@
-"""The table of events: every kind that a runner emits, its fields and what it says."""
+"""Make the table of events: every kind that a runner emits, with its fields and its description."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from workbench.trace import events
 
 
 def kinds() -> Iterator[type[events.Event]]:
-    """Yield the classes of events in the order of their file."""
+    """Yield the classes of events in the order of their definition."""
     for value in vars(events).values():
         if isinstance(value, type) and issubclass(value, events.Event) and value is not events.Event:
             yield value
 
 
 def events_table(root: Path) -> str:
-    """Return a table of all kinds of events."""
+    """Return a Markdown table of all kinds of events."""
     common = {field.name for field in dataclasses.fields(events.Event)}
     rows = []
     for kind in kinds():

@@ -1,4 +1,5 @@
-"""The course as notebooks that show saved pictures: no cell is executed when the site is built."""
+"""Prepare the course's notebooks for the site with saved pictures as outputs: no cell is executed when the site is
+built."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ PICTURES = "pictures"
 
 
 def read_course(folder: Path) -> dict[str, Any]:
-    """Return every notebook of a folder by its file name, with saved pictures as outputs of their cells.
+    """Return every notebook of a folder by file name, with saved pictures as the outputs of their cells.
 
-    `pictures/pagemap.png` is what the course's first cell that ends with a `PageMap` showed (`workbench lab --check
-    --pictures`). Later cells have none, but where there is one for their notebook (`pagemap-10_conversations.png`).
+    `pictures/pagemap.png` is what the course's first cell that ends with a `PageMap` showed (`python -m
+    tools.notebooks.check --pictures`). Later cells have none, but where there is one for their notebook
+    (`pagemap-10_conversations.png`).
     """
     import jupytext
     from nbformat.v4 import new_output
@@ -41,7 +43,8 @@ def read_course(folder: Path) -> dict[str, Any]:
 
 
 def widget_shown(source: str) -> str | None:
-    """Return the name of the widget that a cell's last line shows: made there, or named in the cell before."""
+    """Return the class name of the widget that a cell's last line shows, created there or earlier in the same cell;
+    None if it shows none."""
     try:
         body = ast.parse(source).body
     except SyntaxError:
@@ -81,7 +84,7 @@ def _is_chained_away(node: ast.expr) -> bool:
 
 
 def as_notebook(notebook: Any, moved: Callable[[str], str]) -> str:
-    """Return a notebook as JSON; `moved` is applied to the text of its Markdown cells."""
+    """Return a notebook as JSON, with `moved` applied to the text of its Markdown cells."""
     import nbformat
 
     for number, cell in enumerate(notebook.cells):
@@ -95,5 +98,5 @@ def as_notebook(notebook: Any, moved: Callable[[str], str]) -> str:
 
 
 def title(notebook: Any) -> str:
-    """Return the heading of a notebook."""
+    """Return the title of a notebook: its first heading."""
     return next(m[1] for cell in notebook.cells if (m := re.match(r"# (.*)", cell.source)))

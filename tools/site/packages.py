@@ -1,4 +1,4 @@
-"""The packages of the code, one picture each, made from imports: arcs lead down to what a file imports."""
+"""Draw each package of the code from its imports: a picture with arcs from each file down to what it imports."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Package:
 
 
 def package_of(module: str) -> str:
-    """Return the package of a module: its package below `workbench`, and `compiled_kernels` as one package."""
+    """Return the package of a module: the folder below `workbench` that contains it, or `compiled_kernels`."""
     top, *rest = module.split(".")
     return f"{top}/{rest[0]}" if top == "workbench" and len(rest) > 1 else top
 
 
 @lru_cache(maxsize=1)
 def read_packages(root: Path) -> list[Package]:
-    """Return every package of the checkout, importers before what they import."""
+    """Return every package of the checkout, each before the packages that it imports."""
     files = {name: path for name, path in modules(root).items() if name not in LEFT_OUT}
     by_module = {name: Package(name.replace(".", "/")) for name in files if files[name].name == "__init__.py"}
     by_module["workbench"] = Package("workbench")
@@ -94,7 +94,8 @@ def first_sentence(path: Path) -> str:
 
 
 def downwards(edges: Graph) -> list[str]:
-    """Return names so that edges point to later ones, as near below their importers as may be; circles are cut."""
+    """Return the names in an order in which importers come before what they import, as near as possible; import circles
+    are cut."""
     order: list[str] = []
     state: dict[str, int] = {}
 
@@ -113,7 +114,7 @@ def downwards(edges: Graph) -> list[str]:
 
 
 def direct(order: list[str], edges: Graph) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return a picture's arcs as pairs of rows: those down that no longer way replaces, and all that point up."""
+    """Return the arcs of a picture as pairs of rows: downward arcs that no longer path implies, and all upward arcs."""
     row = {name: n for n, name in enumerate(order)}
     pairs = [(row[name], row[other]) for name in edges for other in edges[name] if other in row]
     down = {n: {b for a, b in pairs if a == n and b > a} for n in row.values()}
@@ -125,7 +126,7 @@ def direct(order: list[str], edges: Graph) -> tuple[list[tuple[int, int]], list[
 
 
 def picture(nodes: list[str], edges: Graph, summaries: Mapping[str, str], links: Mapping[str, str]) -> str:
-    """Return one picture as HTML: a row for each node, arcs to its left from importers down to what they import.
+    """Return one picture as HTML: a row for each node, and arcs on the left from importers down to what they import.
 
     Its colours are the page's, so it follows light and dark. `links` are addresses of nodes.
     """
@@ -162,7 +163,8 @@ def _reach(rows: int, longest: int) -> float:
 
 
 def hover_style(rows: int) -> str:
-    """Return the style that marks the arcs of the row that is pointed at: those down, and those from above."""
+    """Return the style sheet that highlights the arcs of the row under the pointer: its own downward arcs, and the arcs
+    that reach it."""
     lines = []
     for n in range(rows):
         here = f".arcs:has(.n{n}:is(:hover,:focus))"
@@ -171,12 +173,12 @@ def hover_style(rows: int) -> str:
 
 
 def anchor(package: str) -> str:
-    """Return the anchor of a package's section, as MyST makes it of its heading."""
+    """Return the anchor that MyST gives to the heading of a package's section."""
     return package.replace("/", "").lower()
 
 
 def packages_overview(root: Path) -> str:
-    """Return the picture of all packages."""
+    """Return the picture of all packages, as HTML."""
     packages = read_packages(root)
     edges = {package.name: set(package.below) for package in packages}
     links = {package.name: f"#{anchor(package.name)}" for package in packages}
@@ -185,7 +187,7 @@ def packages_overview(root: Path) -> str:
 
 
 def package_sections(root: Path) -> str:
-    """Return a section for each package: its picture, and the packages above and below."""
+    """Return a section for each package: its picture, and links to the packages above and below it."""
     packages = read_packages(root)
     longest = max(map(len, [packages, *(package.nodes for package in packages)]))
     text = [f"<style>{hover_style(longest)}</style>\n{HEAD}\n"]

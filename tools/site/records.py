@@ -1,4 +1,5 @@
-"""Machines and measured figures: the newest record of each question, read from `experiments/records/`."""
+"""Make the site's tables of machines and measured figures, from the newest records of each kind in
+`experiments/records/`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ LEVELS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}  # the first 
 
 
 def newest(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the newest record of each kind with the name of its file, by kind."""
+    """Return the newest record of each kind, by kind: (file name without suffix, record)."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     dates: dict[str, str] = {}
     for path in sorted(folder.glob("*.json")):
@@ -27,7 +28,8 @@ def newest(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def machine(record: dict[str, Any]) -> str:
-    """Return the name of a record's machine: processor, instruction set, cores; and its accelerator, if it has one."""
+    """Return a description of a record's machine: processor, instruction set and cores, and its accelerator if it has
+    one."""
     where = record.get("environment") or {}
     cpu = where.get("cpu") or {}
     level = next((name for flag, name in LEVELS.items() if flag in cpu.get("flags", ())), "")
@@ -37,7 +39,7 @@ def machine(record: dict[str, Any]) -> str:
 
 
 def question(record: dict[str, Any]) -> str:
-    """Return the question that a record answers, as far as it says one."""
+    """Return the question that a record answers, or "" if it states none."""
     experiment = record.get("experiment")
     if isinstance(experiment, dict):
         return str(experiment.get("question", ""))
@@ -47,7 +49,7 @@ def question(record: dict[str, Any]) -> str:
 
 
 def answers(record: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """Yield (claim, outcome, measured) of a record's verdicts."""
+    """Yield (claim, outcome, reason) for each verdict in a record."""
     summary = record.get("summary")
     for verdict in summary.get("verdicts") or () if isinstance(summary, dict) else ():
         yield verdict["says"], verdict["outcome"].replace("-", " "), verdict.get("reason", "")
@@ -58,7 +60,7 @@ def _tokens(value: Any) -> str:
 
 
 def headline(kind: str, record: dict[str, Any]) -> str:
-    """Return the main figures of a record that has no verdicts."""
+    """Return the main figures of a record without verdicts, in one line; "" for other kinds of records."""
     if kind == "first_light":
         summary = record["summary"]
         return (
@@ -89,7 +91,7 @@ def headline(kind: str, record: dict[str, Any]) -> str:
 
 
 def machines_table(root: Path) -> str:
-    """Return the machines of the newest records, with the records of each."""
+    """Return a table of the machines of the newest records, with the kinds of records made on each."""
     by_machine: dict[str, list[str]] = {}
     for kind, (_, record) in newest(root / "experiments" / "records").items():
         if record.get("environment"):
@@ -99,7 +101,7 @@ def machines_table(root: Path) -> str:
 
 
 def figures_table(root: Path) -> str:
-    """Return the main figures of records without verdicts: how fast this was where."""
+    """Return a table of the main figures of records without verdicts, with the machine of each."""
     rows = []
     for kind, (name, record) in newest(root / "experiments" / "records").items():
         if words := headline(kind, record):
@@ -108,7 +110,8 @@ def figures_table(root: Path) -> str:
 
 
 def peers_tables(root: Path) -> str:
-    """Return tokens a second of every tool: of each piece of work and format the newest record with the most tools."""
+    """Return tables of the tokens per second of every tool. Each combination of work, format and machine takes the
+    newest record that covers about as many tools as earlier ones."""
     found: dict[tuple[str, ...], dict[str, float]] = {}  # by model, work, format, machine
     source: dict[tuple[str, ...], str] = {}
     for path in sorted((root / "experiments" / "records").glob("peers-*.json")):
@@ -137,7 +140,7 @@ def peers_tables(root: Path) -> str:
 
 
 def verdicts_table(root: Path) -> str:
-    """Return every claim that a newest record judged, with its outcome and machine."""
+    """Return a table of every claim that a newest record judged, with its outcome and machine."""
     rows = []
     for _, (name, record) in sorted(newest(root / "experiments" / "records").items()):
         rows += [(says, outcome, machine(record), f"`{name}`") for says, outcome, _ in answers(record)]

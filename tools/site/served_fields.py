@@ -1,4 +1,5 @@
-"""The table of every field that the server knows: carried out, ignored with the reason, or refused with the reason."""
+"""Make the table of every request field that the server knows: supported, ignored with the reason, or refused with the
+reason."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from workbench.serve.bodies.parts import Part
 from workbench.serve.dialect import Dialect
 from workbench.serve.dialects.openai.messages import FIELDS, IGNORED_FIELDS, REFUSED_FIELDS
 
-DONE = "carried out"
+DONE = "supported"
 
 
 def served_fields_table(root: Path) -> str:
-    """Return the table: fields by name, where they stand, and what becomes of them."""
+    """Return the table of fields by name, with the request that each belongs to and how the server treats it."""
     rows: dict[tuple[str, str], list[str]] = {}
     for name, place, effect in _known():
         rows.setdefault((name, effect), []).append(place)

@@ -1,4 +1,4 @@
-"""Copy the pages into one folder for Sphinx: links follow the files, and blocks made from code and records are filled.
+"""Copy the pages into one folder for Sphinx, with adapted links and with blocks made from code and records filled in.
 
 A page of docs/ says `<!-- built: zoo -->` where such a block stands; `tools.site.blocks` makes it.
 """
@@ -31,7 +31,7 @@ CODE = re.compile(r"(^(?P<fence>```+|~~~+).*?^(?P=fence)[ \t]*$|`[^`\n]+`)", re.
 
 
 def places(root: Path = ROOT) -> dict[str, str]:
-    """Return the place on the site of every file of the checkout that has one."""
+    """Return the path on the site of every file of the checkout that has a page or is shown there."""
     docs = [path.relative_to(root).as_posix() for path in sorted((root / "docs").rglob("*.md"))]
     found = {path: path.removeprefix("docs/") for path in docs} | ELSEWHERE
     for path in sorted((root / "notebooks").glob("*.py")):
@@ -43,7 +43,7 @@ def places(root: Path = ROOT) -> dict[str, str]:
 
 
 def stage(folder: Path, root: Path = ROOT, blocks: dict[str, Callable[[Path], str]] | None = None) -> list[str]:
-    """Write every page of the site into `folder`; return links and blocks that lead nowhere."""
+    """Write every page of the site into `folder`; return the links and block names that lead nowhere."""
     blocks = BLOCKS if blocks is None else blocks
     where, problems = places(root), []
     for path, place in where.items():
@@ -64,7 +64,7 @@ def stage(folder: Path, root: Path = ROOT, blocks: dict[str, Callable[[Path], st
 
 
 def spread(text: str) -> str:
-    """Return the text with blocks of commands as a narrow page shows them: a command's comment on the line above it."""
+    """Return the text with command blocks made narrow: each command's trailing comment moves to the line above it."""
 
     def block(match: re.Match[str]) -> str:
         lines = match[3].splitlines()
@@ -90,9 +90,9 @@ def _filled(name: str, path: str, root: Path, blocks: dict[str, Callable[[Path],
 
 
 def moved(text: str, path: str, where: dict[str, str], root: Path, problems: list[str]) -> str:
-    """Return the text of the file `path` with its links as they are from its place on the site.
+    """Return the text of the file `path`, with its links adapted to its place on the site.
 
-    A link to a file of the checkout that has no page becomes the file's name; one to nothing is a problem.
+    A link to a file of the checkout without a page is replaced by the file's name; a link to nothing is a problem.
     """
 
     def link(match: re.Match[str]) -> str:

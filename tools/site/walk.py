@@ -1,4 +1,4 @@
-"""Follow one request through the library: the files that it enters, in order, and what each is for."""
+"""Follow one request through the library: list the files that it enters, in order, each with its purpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ STAGES = {
 
 
 def request_walk(root: Path) -> str:
-    """Return a table a stage of the files that a request of the demo model enters there first (backend eager)."""
+    """Return a table for each stage of a request of the demo model (backend eager): the files that the request enters
+    there for the first time."""
     runner = workbench.load("demo", backend="eager")
     events: Iterator[Event] = runner.stream("def fib(n):", max_tokens=3, temperature=0)
     text, known = "", set()

@@ -1,4 +1,4 @@
-"""The page of the zoo: every entry of `experiments/zoo/` with its docstring, its rule and what was measured of it."""
+"""Make the page of the zoo: every entry of `experiments/zoo/` with its docstring, its rule and its measurements."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ HEADINGS = {
     "draft": "Drafts for speculation",
     "program": "Programs",
     "schedule": "Scheduling",
+    "workload": "Workloads",
 }
 EMPTY = "There is no entry in `experiments/zoo/` yet."
 CODE = ("rule", "use", "instead of", "try")  # lines that are code
 
 
 def opened(root: Path) -> Zoo:
-    """Return the zoo of a checkout; one without entries where the folder has none."""
+    """Return the zoo of a checkout; without entries if the folder has none."""
     folder = root / "experiments" / "zoo"
     return open_zoo(folder) if any(folder.glob("*.yaml")) else Zoo([])
 
@@ -43,7 +44,7 @@ def zoo_table(root: Path) -> str:
 
 
 def zoo_figures(root: Path) -> str:
-    """Return a table of the figures that rules may use. Kinds that have the same figures share their rows."""
+    """Return a table of the figures that rules may use. Kinds with the same figures share their rows."""
     kinds: dict[str, tuple[dict[str, str], list[str]]] = {}
     for kind in KINDS:
         kinds.setdefault(str(FIGURES[kind]), (FIGURES[kind], []))[1].append(kind)
@@ -75,13 +76,13 @@ def _section(item: ZooItem) -> Iterator[str]:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor that MyST makes of a heading."""
+    """Return the anchor that MyST gives to a heading."""
     kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
     return kept.strip().replace(" ", "-")
 
 
 def paragraphs(doc: str) -> str:
-    """Return a docstring as Markdown: prose as it is, blocks that are indented (equations) fenced."""
+    """Return a docstring as Markdown: prose unchanged, indented blocks (equations) as fenced blocks."""
     parts: list[str] = []
     for part in doc.split("\n\n"):
         indented = all(line.startswith("  ") or not line for line in part.splitlines())

@@ -1,1 +1,1 @@
-"""Tools that a model may call, and rounds of calls until an answer."""
+"""Run agents: tools that a model may call, and rounds of calls until an answer."""

@@ -1,4 +1,6 @@
-"""Make an agent: a model, its tools and limits. It holds no conversation; runs take one and return a longer one."""
+"""Make an agent: a model, its tools and limits. An agent holds no conversation: a run takes one and returns a longer
+one, with further turns.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from workbench.prompt.tools import Tool, declare_all
 from workbench.prompt.turns import Content, ResultTurn, UserTurn
 from workbench.response_format import ResponseFormat, Thinking
 
-THINKING = "enable_thinking"  # the name of the variable that templates read
+THINKING = "enable_thinking"  # template variable that enables thinking
 _NUMBERS = itertools.count(1)
 
 
 class Agent(Displayable):
-    """A model with tools, and how it may use them. See `agent`."""
+    """A model with its tools, and the settings of its runs (see `agent`)."""
 
     def __init__(
         self,
@@ -47,21 +49,22 @@ class Agent(Displayable):
         self.limits = parse_limits(limits)
         self.template, self.template_arguments = template, dict(template_arguments or {})
         if runner.tokenizer is None or runner.chat_template is None:
-            Conversation(turns=["a"]).prompt(runner)  # says what is missing
+            Conversation(turns=["a"]).prompt(runner)  # raises if parts are missing
         self.sampling = parse_sampling(sampling)
         if self.sampling.num_sequences > 1 or self.sampling.beams:
             raise WorkbenchError("an agent has one answer a round: leave out n, best_of and beams")
         self._check_tools(self.tools)
 
     def run(self, question: str | Conversation) -> AgentResult:
-        """Run rounds until there is an answer, a call for the caller, or a limit.
+        """Run rounds until the model answers without calls, calls a tool that has no function, or reaches a limit;
+        return the result.
 
         Args:
-            question: what the user asks, or a conversation that ends with a user's turn or with results of tools. One
+            question: the user's text, or a conversation that ends with a user's turn or tool results. A conversation
                 without a system prompt or tools takes the agent's.
 
         Raises:
-            WorkbenchError: if the first request cannot run. What goes wrong later is in the result.
+            WorkbenchError: if the first request cannot run. Later errors are in the result.
         """
         run = self.stream(question)
         for _ in run:
@@ -69,14 +72,15 @@ class Agent(Displayable):
         return run.result
 
     def stream(self, question: str | Conversation) -> AgentRun:
-        """Return the run of `run` as an iterator of events: pieces of answers as they come, rounds, and calls.
+        """Start the same run as `run`, and return it as an iterator of events: pieces of answers as they come, rounds,
+        and calls.
 
-        Closing it cancels everything; `stop()`, which any thread may call, ends it with the reason `cancelled`.
+        Closing it cancels the run; `stop()`, which any thread may call, ends it with the reason `cancelled`.
         """
         return AgentRun(self, self._conversation(question), f"agent-{next(_NUMBERS)}")
 
     def answer_format(self, tools: tuple[Tool, ...]) -> AnswerFormat:
-        """Return the control tokens of the model's answers, where it is shown these tools."""
+        """Return the control tokens of the model's answers when `tools` are in its prompt."""
         runner = self.runner
         assert runner.tokenizer is not None and runner.chat_template is not None
         name = runner.chat_template.choose(self.template, bool(tools))
@@ -84,7 +88,7 @@ class Agent(Displayable):
         return AnswerFormat.from_template(runner.chat_template, runner.tokenizer, name, callable_tools)
 
     def _check_tools(self, tools: tuple[Tool, ...]) -> None:
-        """Refuse a choice that is none of these tools, and a model that cannot see or call them (WorkbenchError)."""
+        """Raise WorkbenchError for a choice that names none of these tools, or a model that cannot see or call them."""
         check_choice(self.tool_choice, tools)
         if not tools:
             return
@@ -92,15 +96,15 @@ class Agent(Displayable):
         if self.tool_choice not in ("auto", "none") and format.call is None and not format.is_bare:
             known = ", ".join(opening for opening, _ in CALLS)
             raise WorkbenchError(
-                f"tool_choice: {self.tool_choice!r} cannot be carried out: the model's tokenizer has no control token "
+                f"tool_choice: {self.tool_choice!r} is not supported: the model's tokenizer has no control token "
                 f"that begins a call (known: {known}); use auto, or another model"
             )
         check_schemas(self.tool_choice, tools)
         if self.tool_choice not in ("auto", "none") and self._call_format is None:
-            raise WorkbenchError("tool_choice: how the model writes a call is not known; use auto, or another model")
+            raise WorkbenchError("tool_choice: the call format of this model is unknown; use auto, or another model")
 
     def sampling_of(self, conversation: Conversation, format: AnswerFormat, tokens_left: int | None) -> dict[str, Any]:
-        """Return the sampling parameters of the next answer in a conversation, as `Runner.stream` takes them."""
+        """Return the sampling parameters of a conversation's next answer, as arguments of `Runner.stream`."""
         values = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
         last = conversation.turns[-1]
         forced = self.tool_choice not in ("auto", "none") and isinstance(last, UserTurn)
@@ -116,7 +120,7 @@ class Agent(Displayable):
         return {**values, "thinking": thinking, "max_tokens": most}
 
     def _thinking(self, format: AnswerFormat) -> Thinking | None:
-        """Return the thinking settings, with the model's own control tokens unless others were named."""
+        """Return the thinking settings, with the model's own control tokens unless others are given."""
         thinking, tokenizer = self.sampling.thinking, self.runner.tokenizer
         if thinking is None or format.thought is None or {"opening", "closing"} & thinking.model_fields_set:
             return thinking
@@ -125,14 +129,14 @@ class Agent(Displayable):
         return thinking.model_copy(update={"opening": opening, "closing": closing})
 
     def _grammar(self, tools: tuple[Tool, ...], choice: str) -> ResponseFormat | None:
-        """Return the grammar of an answer; None where it is free."""
+        """Return the grammar of an answer; None for an unconstrained answer."""
         wanted, tokenizer = self.sampling.response_format, self.runner.tokenizer
         assert tokenizer is not None
         if not tools:
             return wanted
         is_free = choice == "auto" and self.parallel_tool_calls and wanted is None
         if is_free and tokenizer.byte_rule is None:
-            return None  # no grammar can be compiled for this tokenizer; calls are checked when they are read
+            return None  # grammars do not support this tokenizer: calls are checked when parsed
         return answer_grammar(tools, choice, self.parallel_tool_calls, self._call_format, wanted)
 
     @cached_property
@@ -164,14 +168,18 @@ class Agent(Displayable):
         return question.model_copy(update=update) if update else question
 
     def with_thinking(self, conversation: Conversation) -> Conversation:
-        """Return a conversation whose template opens a thought, or none, as the thinking settings say."""
+        """Return the conversation with the template argument that switches thinking on or off, by `sampling.thinking`.
+        It is unchanged if that is None or the conversation has the argument.
+        """
         if self.sampling.thinking is None or THINKING in conversation.template_arguments:
             return conversation
         arguments = {**conversation.template_arguments, THINKING: self.sampling.thinking.budget_tokens > 0}
         return conversation.model_copy(update={"template_arguments": arguments})
 
     def function_of(self, tool: Tool) -> Tool:
-        """Return a tool with its function: its own, or that of the agent's tool of the same name."""
+        """Return `tool` if it has a function, else the agent's own tool of the same name, else `tool` without a
+        function.
+        """
         if tool.function is not None:
             return tool
         return next((each for each in self.tools if each.name == tool.name), tool)
@@ -208,17 +216,16 @@ def agent(
         tools: functions with type hints and docstrings, JSON declarations, or `Tool` values. A tool without a function
             ends the run, with its call in the result.
         system: the system prompt.
-        tool_choice: auto; none; required, or one by name: the first answer to a question is a call, later ones are
-            free. Carried out as a grammar.
-        parallel_tool_calls: let one answer have several calls, which are carried out at once.
+        tool_choice: auto; none; required or a tool's name: the first answer to a question must be a call, later answers
+            are free. A grammar enforces it.
+        parallel_tool_calls: let one answer have several calls, which run in parallel.
         limits: see `Limits`: rounds, seconds, tokens, tool_seconds, result_characters.
-        template: the name of one of several templates of the model's folder.
+        template: the name of a template, if the model's folder has several.
         template_arguments: further variables of the template.
         sampling: SamplingParameters of each answer: max_tokens, temperature, thinking, response_format, stop, ...
 
     Raises:
-        WorkbenchError: for what cannot work: an unknown choice, tools that the model's template does not show, a schema
-            that is not carried out.
+        WorkbenchError: for an unknown choice, tools that the model's template does not show, or an unsupported schema.
     """
     return Agent(
         runner, tools, system, tool_choice, parallel_tool_calls, limits, template, template_arguments, **sampling

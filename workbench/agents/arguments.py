@@ -1,4 +1,4 @@
-"""Hold the arguments of a call against the tool's schema, and make of them what its function's type hints say."""
+"""Validate the arguments of a call against the tool's schema, and convert them by its function's type hints."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
 }
 MAX_DEPTH = 64
-OPENS = frozenset(  # keywords beside `properties` that let an object have others
+OPENS = frozenset(  # keywords besides `properties` that allow further properties
     ("additionalProperties", "patternProperties", "anyOf", "allOf", "oneOf", "$ref", "if", "dependentSchemas",
      "dependencies")
 )  # fmt: skip
-PASSED = re.compile(  # keywords that are not held against a value: it may break a schema that has one
+PASSED = re.compile(  # keywords that are not checked: a value may violate them
     r'"(pattern|format|patternProperties|unevaluatedProperties|unevaluatedItems|content\w+|\$dynamicRef|multipleOf)":'
 )
 
 
 def find_fault(value: Any, schema: Any) -> str:
-    """Return what is wrong with a value under a schema, with its path; empty if nothing is.
+    """Return a value's first fault under a schema, with its path; empty if there is none.
 
-    Arguments that the whole schema does not name are a fault where it is flat and names some. It passes patterns,
-    formats, unevaluated properties and items, and references out of the schema. Not `jsonschema`: a schema's patterns
-    come from outside, and there they would run in Python's `re`, without a limit.
+    Unknown arguments are a fault if the schema is flat and names arguments. Patterns, formats, unevaluated properties
+    and items, and references out of the schema are not checked. It does not use `jsonschema`, which would run patterns
+    from outside in Python's `re` without a limit.
     """
     return _Check(schema).fault(value, schema, "", 0)
 
 
 def is_flat(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema names the properties of its objects in `properties` alone."""
+    """Return whether a schema names the properties of its objects only in `properties`."""
     return OPENS.isdisjoint(schema)
 
 
 class _Check:
-    """A check of a value against one schema, which references are of. Each part is asked once for each place."""
+    """A check of a value against one schema, which also resolves references. Each part is checked once per place."""
 
     def __init__(self, root: Any):
         self._root, self._known = root, dict[tuple[int, str], str]()
         self._sure = dict[int, bool]()
 
     def holds(self, value: Any, schema: Any, path: str, depth: int) -> bool | None:
-        """Return whether a value is one of a schema's; None where no fault was found, and some are not looked for."""
+        """Return whether a value satisfies a schema; None if no fault was found but some keywords are not checked."""
         if self.fault(value, schema, path, depth):
             return False
         if id(schema) not in self._sure:
@@ -68,19 +68,19 @@ class _Check:
     def fault(self, value: Any, schema: Any, path: str, depth: int) -> str:
         key = id(schema), path
         if key not in self._known:
-            self._known[key] = ""  # where a schema needs itself for the same place
+            self._known[key] = ""  # a schema that refers to itself at the same place
             self._known[key] = next(filter(None, self._faults(value, schema, path, depth + 1)), "")
         return self._known[key]
 
     def _faults(self, value: Any, schema: Any, path: str, depth: int) -> Iterator[str]:
-        """Yield faults, and empty texts where there is none."""
+        """Yield faults, or empty texts for passed checks."""
         where = path or "the arguments"
         if schema is False:
-            yield f"{where}: nothing is allowed here, not {_short(value)}"
+            yield f"{where}: no value is allowed here, not {_short(value)}"
         if depth > MAX_DEPTH or not isinstance(schema, Mapping) or (schema.get("nullable") is True and value is None):
             return
         kinds = schema.get("type")
-        listed = [str(each) for each in (kinds if isinstance(kinds, list) else [kinds])]  # an unknown one admits all
+        listed = [str(each) for each in (kinds if isinstance(kinds, list) else [kinds])]  # unknown types admit all
         if listed and not any(TYPES.get(each, lambda _: True)(value) for each in listed):
             yield f"{where}: must be {' or '.join(listed)}, not {_short(value)}"
         if "const" in schema and not _same(value, schema["const"]):
@@ -91,14 +91,14 @@ class _Check:
         for key in ("anyOf", "oneOf"):
             faults = [self.fault(value, each, path, depth) for each in _list(schema, key)]
             if faults and all(faults):
-                yield faults[0] if len(faults) == 1 else f"{where}: is none of {len(faults)} kinds ({faults[0]})"
+                yield faults[0] if len(faults) == 1 else f"{where}: matches no alternative ({faults[0]})"
             if key == "oneOf" and faults.count("") > 1:
                 count = [self.holds(value, each, path, depth) for each in _list(schema, key)].count(True)
-                yield f"{where}: is of {count} kinds of oneOf, and must be of one" if count > 1 else ""
+                yield f"{where}: matches {count} alternatives of oneOf, and must match one" if count > 1 else ""
         for each in (*_list(schema, "allOf"), self._referred(schema.get("$ref"))):
             yield self.fault(value, each, path, depth)
         if "not" in schema and self.holds(value, schema["not"], path, depth):
-            yield f"{where}: is what not {_short(schema['not'])} forbids"
+            yield f"{where}: matches {_short(schema['not'])}, which `not` forbids"
         if "if" in schema and (holds := self.holds(value, schema["if"], path, depth)) is not None:
             yield self.fault(value, schema.get("then" if holds else "else"), path, depth)
         if isinstance(value, dict):
@@ -109,7 +109,7 @@ class _Check:
             yield from _of_scalar(value, schema, where)
 
     def _referred(self, reference: object) -> Any:
-        """Return the schema that a reference names; None for one that is not within the whole schema."""
+        """Return the schema that a reference names; None for a reference out of the whole schema."""
         return follow(self._root, reference)[0] if isinstance(reference, str) else None
 
     def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str]:
@@ -140,13 +140,13 @@ class _Check:
             first, rest = rest, schema.get("additionalItems")
         for number, each in enumerate(value):
             if schema.get("uniqueItems") is True and any(_same(each, other) for other in value[:number]):
-                yield f"{path}[{number}]: {_short(each)} is there twice, and uniqueItems forbids it"
+                yield f"{path}[{number}]: {_short(each)} occurs twice, and uniqueItems forbids it"
             yield self.fault(each, first[number] if number < len(first) else rest, f"{path}[{number}]", depth)
         if "contains" in schema:
             found = [self.holds(each, schema["contains"], f"{path}[{n}]", depth) for n, each in enumerate(value)]
             least, most = _number(schema, "minContains", 1), _number(schema, "maxContains", len(value))
             if len(found) - found.count(False) < least or found.count(True) > most:
-                yield f"{where}: has {found.count(True)} items as contains wants them; right: {least} to {most}"
+                yield f"{where}: {found.count(True)} items match contains, and {least} to {most} must"
 
 
 def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -179,11 +179,11 @@ def _of_scalar(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[st
         }  # fmt: skip
         for key, fails in tests.items():
             if _is_number(schema.get(key)) and fails(schema[key]):
-                yield f"{where}: {_short(value)} breaks {key} {schema[key]}"
+                yield f"{where}: {_short(value)} violates {key} {schema[key]}"
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are one in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return whether two values are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -192,16 +192,16 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def convert_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as a function's type hints say: members of an Enum, sets, tuples, pydantic models.
+    """Return the arguments converted by a function's type hints: members of an Enum, sets, tuples, pydantic models.
 
-    Plain JSON types stay as they came: no integer becomes a float.
+    Plain JSON types stay unchanged: no integer becomes a float.
 
     Raises:
-        WorkbenchError: if one cannot be made.
+        WorkbenchError: if an argument cannot be converted.
     """
     try:
         hints = typing.get_type_hints(function)
-    except Exception:  # of a callable without readable hints: it takes what the schema allows
+    except Exception:  # a callable without readable hints takes all values that the schema allows
         return dict(arguments)
     made = dict(arguments)
     for name, value in arguments.items():

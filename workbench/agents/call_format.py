@@ -1,4 +1,4 @@
-"""Learn from a chat template how a model writes calls of tools: the control tokens, and what stands between them.
+"""Infer from a chat template how a model writes tool calls: the control tokens, and the text between them.
 
 <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>        <|tool|>{"name": "f", "arguments": {...}}
 [TOOL_CALLS][{"name": "f", "arguments": {...}}]                      <|python_tag|>{"name": "f", "parameters": {...}}
@@ -23,7 +23,7 @@ from workbench.prompt.turns import ToolCall
 LISTED = ("[TOOL_CALLS]",)  # one control token before a list of all calls
 PARAMETERS = ("<|python_tag|>",)
 PROBE_TEXT, PROBE_TOOL = "probed text", "probed_tool"
-PROBE_IDS = "call00000", "call00001"  # that a template may write beside a call; a model makes its own
+PROBE_IDS = "call00000", "call00001"  # ids that a template may write with calls; a model generates its own
 KEYS, VALUES = ("probed_x", "probed_y"), ("probed_value", "another_value")
 PROBE = Tool(
     name=PROBE_TOOL,
@@ -38,7 +38,7 @@ PROBE = Tool(
 
 @dataclass(frozen=True)
 class TaggedArguments:
-    """Arguments that are written one by one: `before` name `between` value `after`."""
+    """The tags around arguments that a call writes one by one, each as `before` name `between` value `after`."""
 
     before: str
     between: str
@@ -47,23 +47,23 @@ class TaggedArguments:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """The control tokens of calls in an answer, and what stands between them.
+    """The control tokens of tool calls in an answer, and the text between them.
 
     Args:
-        opening: the name of the control token before a call, or before the list of them; empty where a call is JSON
-            with which an answer begins.
-        closing: that of the one after it; empty where there is none.
+        opening: the name of the control token before a call, or before the list of calls; empty if a call is JSON at
+            the beginning of an answer.
+        closing: the name of the control token after it; empty if there is none.
         before: text between `opening` and the call.
         after: text between the call and `closing`.
         between: text between two calls.
-        head: a call up to its arguments, with PROBE_TOOL for its name.
-        tail: a call behind its arguments.
-        tags: around each argument; None where they are one JSON object.
+        head: the part of a call before its arguments, with PROBE_TOOL as its name.
+        tail: the part of a call after its arguments.
+        tags: tags around each argument; None if the arguments are one JSON object.
         is_list: one `opening` begins a JSON list of all calls.
-        is_group: one `opening` begins all calls, with `between` them.
-        is_shown: the template writes calls so; else it writes none, and a model may know another form.
-        thought: the control tokens around a thought, which may stand before a text; empty where there are none.
-        is_spaced: its JSON has ", " and ": ", as `json.dumps` writes it.
+        is_group: one `opening` begins all calls, with the text `between` from one call to the next.
+        is_shown: the template writes calls this way; else it writes none, and a model may know another form.
+        thought: the control tokens around a thought, which may precede a text; empty if there are none.
+        is_spaced: its JSON has ", " and ": ", like `json.dumps`.
         several: an answer may have several calls.
     """
 
@@ -85,8 +85,9 @@ class CallFormat:
 
     @classmethod
     def from_model(cls, model: PromptReader, format: AnswerFormat, template: str | None = None) -> CallFormat | None:
-        """Return the format of a model's calls as its template writes old ones; None if it has no token for them, or
-        writes them in a way that is not known. A template that writes none leaves the usual form of its token."""
+        """Return the format of a model's calls, as its template writes earlier calls; the usual form of the model's
+        token for calls, if the template writes none. None if the model has no such token, or the form is unknown.
+        """
         assert model.tokenizer is not None
         if format.call is None and not format.is_bare:
             return None
@@ -121,7 +122,7 @@ class CallFormat:
 
     @classmethod
     def _parse(cls, written: str, opening: str, closing: str, count: int) -> CallFormat | None:
-        """Return the format of what was written behind the text of an answer with `count` calls."""
+        """Return the format of `written`, the text after an answer with `count` calls; None for an unknown form."""
         first = written.split(opening)[1] if opening else written
         inner, _, rest = first.partition(closing) if closing else (first, "", "")
         several = count > 1 and bool(opening) and opening in written.split(opening, 1)[1]
@@ -167,15 +168,15 @@ class CallFormat:
         return found if again < 0 else whole._grouped(inner, end, again, len(inner) - len(tail))
 
     def _grouped(self, inner: str, end: int, again: int, last: int) -> CallFormat:
-        """Return the format of calls that stand between one pair of control tokens: the first ends at `end`, the second
-        begins at `again` and ends at `last`."""
-        if not self.opening:  # an answer that begins with JSON has one call
+        """Return the format of calls in one pair of control tokens: the first call ends at `end`, the second begins
+        at `again` and ends at `last`."""
+        if not self.opening:  # an answer of bare JSON has one call
             return self
         return replace(self, between=inner[end:again], after=inner[last:], several=True, is_group=True)
 
 
 def _decoded(text: str, place: int) -> tuple[object, int] | None:
-    """Return the JSON value that begins at a place, and its end; None where there is none."""
+    """Return the JSON value that begins at `place`, and its end; None if there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, place)
     except ValueError:
@@ -183,8 +184,8 @@ def _decoded(text: str, place: int) -> tuple[object, int] | None:
 
 
 def _tags(inner: str, start: int) -> tuple[str, TaggedArguments | None]:
-    """Return what stands between the name of a tool and its arguments, and around each of the two; None where they are
-    not shown."""
+    """Return the text between a tool's name and its arguments, and the tags around each argument; None if the arguments
+    are not shown."""
     places, place = [], start
     for word in (KEYS[0], VALUES[0], KEYS[1], VALUES[1]):
         found = inner.find(word, place)
@@ -200,12 +201,12 @@ def _tags(inner: str, start: int) -> tuple[str, TaggedArguments | None]:
 
 
 def _written_calls(model: PromptReader, template: str | None, count: int) -> str | None:
-    """Return what a template writes of an answer's calls, behind its text or, where it leaves that out, behind the
-    prompt; None where it refuses them."""
+    """Return the text that a template writes for an answer's calls, after the answer's text or, if it omits that, after
+    the prompt; None if it refuses calls."""
     arguments = dict(zip(KEYS, VALUES, strict=True))
     calls = [ToolCall(name=PROBE_TOOL, arguments=arguments, id=id) for id in PROBE_IDS[:count]]
     asked = Conversation(tools=[PROBE], turns=["a"], template=template)
-    for content in (PROBE_TEXT, ""):  # some write calls without a text alone
+    for content in (PROBE_TEXT, ""):  # some templates write calls only without a text
         try:
             text = asked.answer(content, tool_calls=calls).prompt(model, add_generation_prompt=False).text
             prompt = asked.prompt(model).text

@@ -1,6 +1,6 @@
-"""Carry out calls of tools: all of a round at once, each in a thread, and whatever happens becomes a result's text.
+"""Run tool calls: all calls of a round in parallel, each in a thread; results and errors become text for the model.
 
-A thread that never ends is left behind: it blocks neither the loop nor the interpreter's exit.
+A thread that never ends is abandoned: it blocks neither the loop nor the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CUT = "\n... (cut: {} characters in all)"
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """The end of a call: the text that the model reads, and the error if there was one."""
+    """The outcome of a call: the text for the model, and the error if there was one."""
 
     result: str
     seconds: float = 0.0
@@ -46,13 +46,14 @@ def carry_out(
     result_characters: int,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[int, CallOutcome]]:
-    """Run calls at once, and yield (place, outcome) as they end; those that take longer than `seconds` have failed.
+    """Run calls in parallel, and yield (index of the call, its outcome) as they end; calls that take longer than
+    `seconds` fail.
 
     Args:
         calls: tools with functions, and their calls.
-        seconds: time for all of them together.
-        result_characters: the length at which a result is cut.
-        stopped: asked every 50 ms: True ends the wait, and what has not ended yields nothing.
+        seconds: time limit of all calls together.
+        result_characters: maximum length of a result.
+        stopped: polled every 50 ms: True ends the wait, without outcomes of unfinished calls.
     """
     ended: queue.SimpleQueue[tuple[int, CallOutcome]] = queue.SimpleQueue()
     waiting = set(range(len(calls)))
@@ -80,7 +81,7 @@ def carry_out(
 
 
 def call_tool(tool: Tool, call: ToolCall, result_characters: int) -> CallOutcome:
-    """Run one call in this thread."""
+    """Run one call in this thread, and return its outcome."""
     began = time.monotonic()
     printed = _PRINTED.begin()
     try:
@@ -93,7 +94,7 @@ def call_tool(tool: Tool, call: ToolCall, result_characters: int) -> CallOutcome
         error = ""
     except SystemExit as end:
         text, error = "", f"the tool called sys.exit({'' if end.code is None else end.code!r})"
-    except BaseException as problem:  # whatever a tool raises is what the model reads
+    except BaseException as problem:  # the model reads any error of a tool
         text, error = "", _message(problem)
     finally:
         _PRINTED.end()
@@ -104,24 +105,24 @@ def call_tool(tool: Tool, call: ToolCall, result_characters: int) -> CallOutcome
 
 
 def find_call_fault(tool: Tool, call: ToolCall) -> str:
-    """Return what is wrong with a call's arguments; empty if nothing is."""
+    """Return the fault in a call's arguments under the tool's schema; empty if there is none."""
     if call.arguments.keys() == {UNPARSED} and UNPARSED not in (tool.parameters.get("properties") or {}):
-        return "the arguments are no JSON object, or nested too deep"
+        return "the arguments are not a JSON object, or are nested too deep"
     return find_fault(call.arguments, tool.parameters)
 
 
 def unknown_tool(name: str, tools: Sequence[Tool]) -> CallOutcome:
-    """Return the outcome of a call whose tool there is not."""
+    """Return the outcome of a call of an unknown tool."""
     names = [each.name for each in tools]
     hint = nearest(name, names) or f"; known: {', '.join(names) or 'none'}"
     return failed(f"no tool is named {name[:80]!r}{hint}")
 
 
 def result_text(value: Any) -> str:
-    """Return what a tool returned as text: a text as it is, else JSON.
+    """Return a tool's result as text: a text unchanged, other values as JSON.
 
     Raises:
-        TypeError, ValueError: for what is no JSON.
+        TypeError, ValueError: for a value that JSON cannot represent.
     """
     if isinstance(value, str):
         return str.__str__(value)
@@ -131,11 +132,12 @@ def result_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except TypeError:
         kind = type(value).__name__
-        raise TypeError(f"the tool returned a {kind}, which is no JSON; return text, numbers, lists or dicts") from None
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise TypeError(f"the tool returned {article} {kind}, not JSON; return text, numbers, lists or dicts") from None
 
 
 def cut(text: str, characters: int) -> str:
-    """Return at most so many characters, without lone surrogates, and say how many there were if it is cut."""
+    """Return the text cut to `characters` characters, with a note of its full length, and without lone surrogates."""
     if len(text) > characters:
         note = CUT.format(len(text))
         text = text[: max(0, characters - len(note))] + note
@@ -145,12 +147,12 @@ def cut(text: str, characters: int) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception:  # an error that cannot even be shown
+    except Exception:  # an error that cannot be shown as text
         return type(error).__name__
 
 
 class _PrintedByThread:
-    """A `sys.stdout` for the time when tools run: it keeps what their threads print apart, and passes on all else."""
+    """A `sys.stdout` while tools run: it collects the output of each tool's thread, and passes on all other output."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,7 +164,7 @@ class _PrintedByThread:
         return _Capture(self)
 
     def begin(self) -> io.StringIO:
-        """Keep what this thread prints from now on."""
+        """Collect the output of this thread from now on."""
         text = self._texts[threading.get_ident()] = io.StringIO()
         return text
 

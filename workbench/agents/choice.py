@@ -1,4 +1,4 @@
-"""Carry out `tool_choice` as a grammar over the whole answer: text, or calls that keep their tools' schemas.
+"""Enforce `tool_choice` by a grammar over the whole answer: text, or calls that satisfy their tools' schemas.
 
 A call begins with the control token of the model's format, never with text that spells it.
 """
@@ -21,11 +21,13 @@ from workbench.response_format import Choices, JSONSchema, Lark, Regex, Response
 
 CHOICES = ("auto", "none", "required")
 TEXT = r"/(.|\n)*/"
-PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}  # templates that write values as texts have them so
+PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}  # values in templates that write them as texts
 
 
 def check_choice(choice: str, tools: Sequence[Tool]) -> None:
-    """Refuse a `tool_choice` that is neither one of `CHOICES` nor a tool's name, or needs a tool (WorkbenchError)."""
+    """Raise WorkbenchError unless `choice` is a valid `tool_choice`: one of `CHOICES` or a tool's name; `required`
+    needs a tool.
+    """
     names = [each.name for each in tools]
     if not isinstance(choice, str) or choice not in (*CHOICES, *names):
         hint = nearest(str(choice), [*names, *CHOICES])
@@ -41,30 +43,31 @@ def tools_of_choice(choice: str, tools: Sequence[Tool]) -> list[Tool]:
 
 
 def check_schemas(choice: str, tools: Sequence[Tool]) -> list[str]:
-    """Return what of the schemas of the tools that may be called is left to the check of the arguments (WorkbenchError
-    for what can neither be left nor carried out)."""
+    """Return the parts of the callable tools' schemas that the grammar does not enforce, only the check of arguments.
+    Raise WorkbenchError for parts that the grammar must enforce and cannot.
+    """
     return [each for tool in tools_of_choice(choice, tools) for each in _carried_out(tool, choice != "auto")[1]]
 
 
 def answer_grammar(
     tools: Sequence[Tool], choice: str, parallel: bool, format: CallFormat | None, text: ResponseFormat | None = None
 ) -> ResponseFormat | None:
-    """Return the grammar of an answer; None where it is free.
+    """Return the grammar of an answer; None for an unconstrained answer.
 
     Args:
         tools: tools that may be called.
-        choice: auto, none, required, or a tool's name: then it is called once.
+        choice: auto, none, required, or the name of a tool, which is then called once.
         parallel: several calls in one answer are allowed.
-        format: how the model writes calls; where that is not known, no grammar has calls.
-        text: what the answer must be, where it is no call.
+        format: the model's format of calls; if None, the grammar has no calls.
+        text: the format of an answer that is no call.
     """
     named, callable_tools = choice not in CHOICES, tools_of_choice(choice, tools)
-    is_known = format is not None and format.is_shown and bool(format.opening)  # else an answer may begin with JSON
+    is_known = format is not None and format.is_shown and bool(format.opening)  # else answers may begin with JSON
     is_free = choice == "auto" and not is_known
     if text is None and is_free:
         return None
     marks = [lark_name(each) for each in (format.thought if format is not None else ())]
-    thought = f"({marks[0]} {TEXT} {marks[1]})?" if marks else ""  # of the model's own accord
+    thought = f"({marks[0]} {TEXT} {marks[1]})?" if marks else ""  # thinking is the model's choice
     if format is None or not callable_tools:
         return text if text is not None or not tools else Lark(lark=f"start: {thought} {TEXT}")
     answer = [] if named or choice == "required" else _answer_rules(text)
@@ -131,8 +134,8 @@ def _call_rules(
 
 
 def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> list[str]:
-    """Return the rules of arguments that are written one by one: texts as they stand, other values as JSON, and behind
-    each what ends it. A text does not have that within."""
+    """Return the rules of arguments written one by one: texts unquoted, other values as JSON, each with its end tag. A
+    text cannot contain the end tag."""
     rules, choices = list[str](), list[str]()
     begin, between, end = (_written(words) for words in (tags.before, tags.between, tags.after))
     for place, flat in enumerate(flat_schemas(schema, schema)):
@@ -157,7 +160,7 @@ def _tagged_rules(rule: str, schema: dict[str, Any], tags: TaggedArguments) -> l
 
 
 def _written(words: str, controls: Sequence[str] = ()) -> str:
-    """Return a text in Lark, with the control tokens in it, and with any id in place of a probed one."""
+    """Return a text in Lark syntax, with its control tokens, and with any id in place of the probe's id."""
     parts = re.split("(" + "|".join(map(re.escape, (*PROBE_IDS, *controls))) + ")", words)
     named = ("agent_id" if each in PROBE_IDS else lark_name(each) if n % 2 else _text(each)
              for n, each in enumerate(parts))  # fmt: skip
@@ -165,7 +168,7 @@ def _written(words: str, controls: Sequence[str] = ()) -> str:
 
 
 def _answer_rules(text: ResponseFormat | None) -> list[str]:
-    """Return rules for `agent_text`; those of a grammar of the user's keep their names, but its `start`."""
+    """Return rules for `agent_text`; rules of a user's grammar keep their names, except `start`."""
     if text is None:
         return [f"agent_text: {TEXT}"]
     source = text.lark if isinstance(text, Lark) else lark_of(text).removeprefix(PLAIN)
@@ -178,7 +181,7 @@ def _answer_rules(text: ResponseFormat | None) -> list[str]:
 
 
 def _renamed(lark: str) -> str:
-    """Rename the rule `start` of a grammar to `agent_text`, wherever it is no part of a text or pattern."""
+    """Rename the rule `start` of a grammar to `agent_text`, except within texts and patterns."""
     parts = re.split(r'("(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*)', lark)
     return "".join(re.sub(r"\bstart\b", "agent_text", part) if n % 2 == 0 else part for n, part in enumerate(parts))
 
@@ -188,19 +191,19 @@ def _text(words: str) -> str:
 
 
 def arguments_schema(tool: Tool, is_exact: bool = True) -> dict[str, Any]:
-    """Return the schema of a tool's arguments as the grammar carries it out: every instance of the declared one can be
-    said. Where it need not be exact, what is not carried out is left to the check of the arguments.
+    """Return a tool's schema in the form that the grammar enforces on arguments; it allows every instance of the
+    declared schema. Unless `is_exact`, unsupported parts are left to the check of the arguments.
 
     Raises:
-        WorkbenchError: for a keyword that is not carried out, with the tool and the path.
+        WorkbenchError: for an unsupported keyword, with the tool and the path.
     """
     return _carried_out(tool, is_exact)[0]
 
 
 def _carried_out(tool: Tool, is_exact: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the schema of a tool's arguments for the grammar, and what is left to the check of the arguments."""
+    """Return the schema of a tool's arguments for the grammar, and the parts left to the check of the arguments."""
     schema = {**tool.parameters, "type": "object"}
-    if tool.function is not None and is_flat(schema):  # a Python function has no argument beside those it names
+    if tool.function is not None and is_flat(schema):  # a Python function takes only named arguments
         schema["additionalProperties"] = False
     try:
         if not (is_exact or tool.strict):

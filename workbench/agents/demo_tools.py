@@ -1,7 +1,7 @@
 """The three tools that demo-chat was trained with: a calculator, units, and the standard library's documentation.
 
-Plain functions with type hints and docstrings. Every input ends at once: exact numbers of a bounded size, a table of
-units, names of listed modules. What cannot be done raises ValueError, whose text is the result that a model reads.
+The tools are plain functions with type hints and docstrings. Every call is fast: exact numbers of a bounded size, a
+table of units, names of listed modules. An impossible input raises ValueError; the model reads its text as the result.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fractions import Fraction
 
 MAX_EXPRESSION = 200  # characters
 MAX_EXPONENT = 64
-MAX_BITS = 400  # of a numerator or denominator
-PLACES = 6  # decimals of a result that is no whole number
+MAX_BITS = 400  # bits of a numerator or denominator
+PLACES = 6  # decimals of a fractional result
 MAX_DOCUMENTATION = 120  # characters
 
 _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
@@ -25,7 +25,7 @@ _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Pow: lambda base, exponent: _power(base, exponent),
 }  # fmt: skip
 
-# Units by what they measure, as factors of the first unit of each line; every name that is read as one unit.
+# Units by quantity, as factors of the first unit of each line, with all names of each unit.
 _MEASURES: dict[str, dict[str, tuple[str, str]]] = {
     "length": {
         "m": ("1", "metre metres meter meters"), "mm": ("0.001", "millimetre millimetres millimeter millimeters"),
@@ -94,7 +94,7 @@ def convert(value: float, unit: str, to: str) -> str:
             raise ValueError(f"unknown unit {name[:40]}")
     (measure, source, factor), (other, target, divisor) = UNITS[unit], UNITS[to]
     if measure != other:
-        raise ValueError(f"{unit} and {to} do not measure the same")
+        raise ValueError(f"{unit} and {to} do not measure the same quantity")
     exact = Fraction(str(value))
     if measure == "temperature":
         kelvin = exact * factor + _ZEROS.get(source, Fraction(0))
@@ -111,7 +111,9 @@ def lookup(name: str) -> str:
 
 
 def documentation(name: str) -> str | None:
-    """Return the first line of the docstring of `name` (`json.dumps`, `str.split`); None if there is none."""
+    """Return the first line of the docstring of the Python object `name` (`json.dumps`, `str.split`); None if there is
+    none.
+    """
     first, *rest = name.split(".")
     if not rest or not all(part.isidentifier() and not part.startswith("_") for part in rest):
         return None

@@ -13,22 +13,22 @@ from pydantic import Field, ValidationError
 from workbench.errors import explain
 from workbench.settings import Settings
 
-EXPIRE_TRIES = 20  # in a second: what has to end may not have begun at the first
+EXPIRE_TRIES = 20  # attempts per second, since the work to end may not have begun at the first
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Limits(Settings):
-    """Limits of a run; each has a stop reason of its own, but those of tools, which become results."""
+    """Limits of a run; each has its own stop reason, except tool limits, which show in results."""
 
     rounds: Annotated[int, Field(ge=1)] = 8  # answers of the model: max_rounds
-    seconds: Seconds | None = 120.0  # from start to end: max_seconds. It cancels an answer that is being generated
+    seconds: Seconds | None = 120.0  # from start to end: max_seconds. It cancels an answer in progress
     tokens: Annotated[int, Field(ge=1)] | None = 4096  # generated in all rounds, thoughts included: max_total_tokens
-    tool_seconds: Seconds = 10.0  # of one call; then its result is an error
-    result_characters: Annotated[int, Field(ge=80)] = 8000  # of one result; the rest is cut
+    tool_seconds: Seconds = 10.0  # limit of one call; then its result is an error
+    result_characters: Annotated[int, Field(ge=80)] = 8000  # maximum of one result; the rest is cut
 
 
 def parse_limits(values: Limits | Mapping[str, Any] | None) -> Limits:
-    """Return the limits that plain values name (WorkbenchError with the path of what is wrong)."""
+    """Return the limits given as plain values (WorkbenchError with the path of a wrong value)."""
     if isinstance(values, Limits):
         return values
     try:
@@ -39,7 +39,9 @@ def parse_limits(values: Limits | Mapping[str, Any] | None) -> Limits:
 
 @contextmanager
 def deadline(seconds: float, expire: Callable[[], object]) -> Iterator[None]:
-    """Call `expire` from a thread if the block takes longer: an answer has no event while its grammar compiles."""
+    """Call `expire` from a thread if the block takes longer than `seconds`, also while it compiles a grammar and emits
+    no events.
+    """
     ended = threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Hold what an agent's run left: the answer, the conversation to go on with, and each round's calls and tokens."""
+"""Hold the result of an agent's run: the answer, the conversation to continue, and each round's calls and tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Literal, get_args
 from workbench.display import Displayable, Table, truncate_text
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import ToolCall
+from workbench.units import format_seconds
 
 # end_turn: the model has answered. tool_use: a call waits for a result of the caller's. max_tokens: the answer was cut
 # at its own max_tokens. stop_sequence: a stop string ended it. max_rounds, max_seconds, max_total_tokens: a limit of
-# the run. max_context: the model's context is full. cancelled: by `stop`, or by who cancelled the request. error: a
+# the run. max_context: the model's context is full. cancelled: by `stop`, or by a cancelled request. error: a
 # request of a later round failed or was refused, and `error` says why.
 StopReason = Literal[
     "end_turn", "tool_use", "max_tokens", "stop_sequence", "max_rounds", "max_seconds", "max_total_tokens",
@@ -24,7 +25,7 @@ STOP_REASONS: tuple[str, ...] = get_args(StopReason)
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A call that was carried out, and its result: the text that the model read."""
+    """An executed tool call and its result, the text that the model read."""
 
     name: str
     arguments: dict[str, Any]
@@ -36,9 +37,9 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of one round, or of a whole run; times in seconds.
+    """The numbers of tokens of one round or of a whole run; times in seconds.
 
-    `cached_tokens` and `computed_tokens` are the prompt's: found in the cache, and computed anew.
+    `cached_tokens` and `computed_tokens` count prompt tokens found in the cache, and computed.
     """
 
     prompt_tokens: int = 0
@@ -72,12 +73,12 @@ class AgentResult(Displayable):
 
     Args:
         answer: the text of the last answer.
-        conversation: every turn; ask on with `agent.run(result.conversation.user("..."))`.
+        conversation: all turns; continue with `agent.run(result.conversation.user("..."))`.
         stop_reason: why it ended, see StopReason.
         rounds: the answers in order.
-        usage: their tokens together, and the seconds of the run, tools included.
+        usage: total tokens of the answers, and the seconds of the run, tools included.
         calls: for `tool_use`, the calls that wait for `conversation.result(...)`.
-        error: what went wrong, for `error`.
+        error: for `error`, the error message.
     """
 
     answer: str
@@ -98,11 +99,11 @@ class AgentResult(Displayable):
         }  # fmt: skip
 
     def _display_table(self) -> Table:
-        headings = ["round", "prompt", "cached", "computed", "output", "thought", "TTFT ms", "calls and results"]
+        headings = ["round", "prompt", "cached", "computed", "output", "thought", "TTFT", "calls and results"]
         rows: list[list[object]] = []
         for number, each in enumerate(self.rounds):
             used = each.usage
-            ttft = None if each.ttft is None else round(each.ttft * 1e3, 1)
+            ttft = format_seconds(each.ttft)
             said = [f"{call.name}({_json(call.arguments)}) → {call.result}" for call in each.calls]
             words = "\n".join(truncate_text(line.replace("\n", "⏎"), 80) for line in [*said, *[each.text] * (not said)])
             rows.append(

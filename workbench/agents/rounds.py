@@ -2,7 +2,7 @@
 
     conversation -> answer (pieces) -> calls (at once, in threads) -> results -> conversation -> answer ...
 
-Each round begins on the pages of the one before: what is computed anew of its prompt are the results and turn marks.
+Each round reuses the pages of the previous round: of its prompt, only results and turn marks are computed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from workbench.trace.agent_events import (
 )
 from workbench.trace.events import Decoded, Event, Finished
 
-CUT_ANSWER = "not carried out: the answer was cut before its end"
+CUT_ANSWER = "not run: the answer was cut before its end"
 MIN_RESULT_CHARACTERS = 80
 STOPPED: dict[str, StopReason] = {
     "max_tokens": "max_tokens", "context": "max_context", "stop_string": "stop_sequence"
-}  # by `Finished.ended_by`; every other end of an answer is its own  # fmt: skip
+}  # by `Finished.ended_by`; other ends keep their name  # fmt: skip
 
 
 class RoundSettings(Protocol):
-    """An agent, as its rounds read it."""
+    """The settings of an agent that its rounds use."""
 
     runner: Runner
     limits: Limits
@@ -66,7 +66,7 @@ class _Answer:
 
 
 class AgentRun(Iterator[AgentEvent]):
-    """A run in progress: iterate over its events. `result` is there when they have ended."""
+    """A run in progress: iterate over it for its events. `result` is available after the last event."""
 
     def __init__(self, agent: RoundSettings, conversation: Conversation, name: str):
         self.agent, self.name, self.conversation = agent, name, conversation
@@ -75,7 +75,7 @@ class AgentRun(Iterator[AgentEvent]):
         self._rounds: list[Round] = []
         self._stop = threading.Event()
         self._is_late = False
-        self._request_id = ""  # of the answer under way
+        self._request_id = ""  # id of the current answer's request
         self._result: AgentResult | None = None
         self._began = self._runner.clock()
         self._events = self._run()
@@ -91,19 +91,19 @@ class AgentRun(Iterator[AgentEvent]):
 
     @property
     def result(self) -> AgentResult:
-        """Return the result; WorkbenchError while the run goes on."""
+        """Return the result (WorkbenchError before the end of the run)."""
         if self._result is None:
             raise WorkbenchError("the agent's run has no result yet: iterate to its end")
         return self._result
 
     def stop(self) -> None:
-        """End the run soon, with the reason `cancelled`; any thread may call it."""
+        """Stop the run without waiting, with the reason `cancelled`; any thread may call it."""
         self._stop.set()
         if self._request_id:
             self._runner.cancel_soon(self._request_id)
 
     def close(self) -> None:
-        """Cancel the run at once, in the thread that iterates; what it has so far is in `result`."""
+        """Cancel the run at once, in the thread that iterates; `result` then has the rounds so far."""
         self._events.close()
 
     def _run(self) -> Generator[AgentEvent]:
@@ -178,7 +178,7 @@ class AgentRun(Iterator[AgentEvent]):
         return "max_total_tokens" if self._tokens_left() == 0 else None
 
     def _cut_short(self, answer: _Answer) -> StopReason | None:
-        """Return the reason if something but the model ended the answer."""
+        """Return the stop reason if a limit or error, not the model, ended the answer; else None."""
         if answer.finished.reason == FinishReason.CANCELLED:
             late = self._is_late or self._seconds_left() <= 0
             return "max_seconds" if late and not self._stop.is_set() else "cancelled"
@@ -255,7 +255,7 @@ class AgentRun(Iterator[AgentEvent]):
         return TokenUsage(prompt, cached, prompt - cached, len(finished.token_ids), finished.thinking_tokens, seconds)
 
     def _call_tools(self, number: int, calls: tuple[ToolCall, ...], is_whole: bool) -> Iterator[AgentEvent]:
-        """Carry out the calls of an answer and add their results; those of tools without a function are left."""
+        """Run the calls of an answer and add their results; calls of tools without a function are left out."""
         tools = {tool.name: self.agent.function_of(tool) for tool in self.conversation.tools}
         outcomes: dict[int, CallOutcome] = {}
         carried: list[int] = []
@@ -285,7 +285,7 @@ class AgentRun(Iterator[AgentEvent]):
                 for at, outcome in work:
                     outcomes[carried[at]] = outcome
                     yield self._call_finished(number, carried[at], calls[carried[at]], outcome)
-        finally:  # also where the run is closed meanwhile
+        finally:  # also if the run is closed meanwhile
             self._add_results(calls, outcomes)
 
     def _add_results(self, calls: tuple[ToolCall, ...], outcomes: dict[int, CallOutcome]) -> None:
@@ -301,7 +301,7 @@ class AgentRun(Iterator[AgentEvent]):
         return self._emit(CallFinished, round=number, index=place, call_id=call.id, name=call.name, **asdict(outcome))
 
     def _answer_for(self, words: str) -> None:
-        """Give every call that waits an error as its result, so that the conversation can go on."""
+        """Give every waiting call an error as its result, so that the conversation can continue."""
         for call in self.conversation.unanswered_calls:
             self.conversation = self.conversation.result(failed(words).result, call)
 
@@ -315,7 +315,7 @@ class AgentRun(Iterator[AgentEvent]):
             sizes = {place: len(turns[place].content) for place in range(first, len(turns))}
             longest = max(sizes, key=lambda place: sizes[place])
             if sizes[longest] <= MIN_RESULT_CHARACTERS:
-                return  # the results are not what is too long: the overflow rule decides
+                return  # results are not the cause of the overflow: the overflow rule decides
             keep = max(MIN_RESULT_CHARACTERS, min(sizes[longest] - excess, sizes[longest] * 3 // 4))
             turns[longest] = turns[longest].model_copy(update={"content": cut(turns[longest].content, keep)})
             self.conversation = self.conversation.model_copy(update={"turns": tuple(turns)})
@@ -337,7 +337,7 @@ def _text_before_calls(parser: AnswerParser) -> str:
 
 
 def _with_ids(turn: AssistantTurn, conversation: Conversation) -> AssistantTurn:
-    """Return a turn whose calls have ids: nine letters and digits, as some templates want them, none used before."""
+    """Return a turn with ids for its calls: nine letters and digits, as some templates require, and unused before."""
     if not turn.tool_calls:
         return turn
     number = sum(len(each.tool_calls) for each in conversation.turns if isinstance(each, AssistantTurn))

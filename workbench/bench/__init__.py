@@ -1,1 +1,2 @@
-"""Benchmarks of kernels and models beside this machine's ceilings. It may not import sweeps, reports or claims."""
+"""Benchmark kernels and models against this machine's ceilings. This package may not import sweeps, reports or
+claims."""

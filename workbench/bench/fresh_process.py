@@ -1,6 +1,6 @@
-"""A model in a process of its own: time from process start to the first tokens, and memory in decode.
+"""Measure a model in a separate process: the time from process start to the first tokens, and the memory during decode.
 
-`python -m workbench.bench.fresh_process` reads one job in JSON from its input and prints one answer."""
+`python -m workbench.bench.fresh_process` reads one job in JSON from stdin and prints one result."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from workbench.machine.processor import allocated_weight_bytes, peak_bytes, resi
 from workbench.trace.events import Decoded, Finished, Stepped
 
 COLD_PROMPT_TOKENS = 32
-TINY_MODEL = "shape:tiny"  # run before memory is measured: code and compilers are no part of the model
+TINY_MODEL = "shape:tiny"  # run before memory is measured, so that code and compilers do not count as the model's
 
 
 def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str, float]]:
-    """Return seconds from process start to import, load, first and second token.
+    """Return the seconds from process start to four moments: import done, model loaded, first token, second token.
 
     `cold` is a process with empty compile caches, `warm` a second process with the caches of the first. `settings` are
     arguments of `workbench.load`."""
@@ -35,14 +35,15 @@ def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str,
 
 
 def memory_in_decode(settings: Mapping[str, Any], threads: int, batch: int, prompt: int, output: int) -> dict[str, Any]:
-    """Return the bytes of weights, cache and activations by formula and measured, and the process's peak."""
+    """Return the bytes of weights, cache and activations while a batch decodes, by formula and as measured, and the
+    process's peak."""
     job = {"settings": dict(settings), "threads": threads, "batch": batch, "prompt": prompt, "output": output}
     return in_fresh_process({**job, "small_first": True})["memory"]
 
 
 def in_fresh_process(job: Mapping[str, Any], environment_variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run `job` in a new process and return its answer. Raises WorkbenchError with the last lines of its output where
-    it fails."""
+    """Run `job` in a new process and return its result. Raises WorkbenchError with the last lines of its output if it
+    fails."""
     command = [sys.executable, "-m", "workbench.bench.fresh_process"]
     done = subprocess.run(
         command, input=json.dumps({**job, "began": time.time()}), capture_output=True, text=True,
@@ -56,7 +57,7 @@ def in_fresh_process(job: Mapping[str, Any], environment_variables: Mapping[str,
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job in this process and return `seconds` since it began, and `memory`."""
+    """Run a job in this process; return its `seconds` since process start (cold start), or its `memory`."""
     import torch
 
     from workbench.model.memory import activation_bytes
@@ -110,5 +111,5 @@ def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[t
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # other output is no answer
+    os.dup2(2, 1)  # keep other output out of the result
     print(json.dumps(run_job(json.load(sys.stdin))), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""Decode steps that grow along one axis: context, batch, layers or vocabulary."""
+"""Build decode steps whose size grows along one axis: context, batch, layers or vocabulary."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ AXES = {"context": (256, 1024, 2048, 4096), "batch": (1, 2, 4, 8), "layers": (30
 
 
 def grown(config: EngineConfig, loaded: LoadedModel, axis: str, value: int, steps: int) -> tuple[BenchCase, Runner]:
-    """Return `steps` decode steps of one sequence at a context of 256 tokens, with `value` in place of the model's own
-    size or of one of these, and their runner. A dense model is shortened to its first layers, or to the first rows of
-    a vocabulary that is its head too."""
+    """Return a case of `steps` decode steps, and its runner. By default one sequence decodes at a context of 256
+    tokens; `value` replaces the size along `axis`. For fewer layers or a smaller vocabulary, a dense model is cut to
+    its first layers, or to the first rows of its tied embedding."""
     made = share_layers(replace(loaded, tokenizer=None), range(value) if axis == "layers" else None)
     model = made.transformer
     if axis == "vocabulary" and model.embedding is not None:

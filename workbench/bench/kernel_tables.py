@@ -1,4 +1,4 @@
-"""Terminal tables of operators, checks and timings."""
+"""Print terminal tables of operators, checks and timings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from workbench.display import Table
-from workbench.machine.processor import is_contended
+from workbench.machine.processor import contention_remark
+from workbench.units import format_bytes, format_percent, format_quantity, format_seconds
 
 CHECK_STATUSES = ("ok", "gap", "failed")
 WORDS = ("backend", "case", "ran", "data in")  # columns that hold no numbers
@@ -60,11 +61,10 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
         heading = f"{row['operator']} {row['case']}"
         cells.append((heading if heading != before else "", row["backend"], *_cells(row)))
         before = heading
-    busy = record["others_cpu_share"]
     note = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
-    if is_contended(busy):
-        note += f"; contention {busy:.0%} of the processor: do not trust these times"
-    headings = ("case", "backend", "us", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
+    if remark := contention_remark(record["others_cpu_share"]):
+        note += f"; {remark}"
+    headings = ("case", "backend", "time", "p10 to p90", "memory", "arithmetic", "of ceiling", "x eager", "data in")
     console.print(Table("", cells, headings, left=WORDS).rich(no_wrap=True))
     console.print(Text(note, style="dim"), soft_wrap=True)
     reasons = Counter(
@@ -76,7 +76,8 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
 
 
 def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console) -> None:
-    """A line a case with its status at each level whose text was compiled, then each reason."""
+    """Print a table with one line per case and its status at each compiled level, then the reason of each missing or
+    failed one."""
     levels = list(dict.fromkeys(row["level"] for row in rows))
     cases: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
@@ -104,8 +105,8 @@ def show_stages(overview: Mapping[str, Any], console: Console) -> None:
     if generated:
         console.print(f"generated     {generated['bytes']:,} bytes read and written, by the compiler's own account")
     if measured:
-        rates = f"{measured['bytes_per_s'] / 1e9:,.1f} GB/s, {measured['flops_per_s'] / 1e9:,.1f} GFLOP/s"
-        console.print(f"measured      {measured['seconds'] * 1e6:,.1f} us, {rates}, data in {measured['data']}")
+        rates = f"{format_bytes(measured['bytes_per_s'])}/s, {format_quantity(measured['flops_per_s'], 'FLOP/s')}"
+        console.print(f"measured      {format_seconds(measured['seconds'])}, {rates}, data in {measured['data']}")
     else:
         console.print(Text(f"not measured  {overview['not_measured']}"))
 
@@ -113,14 +114,14 @@ def show_stages(overview: Mapping[str, Any], console: Console) -> None:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if row["status"] != "ok":
         return ["not timed", *[""] * 6]
-    spread = f"{row['p10_seconds'] * 1e6:,.1f} to {row['p90_seconds'] * 1e6:,.1f}"
+    spread = f"{format_seconds(row['p10_seconds'])} to {format_seconds(row['p90_seconds'])}"
     share, speedup = row.get("share_of_ceiling"), row.get("speedup_over_eager")
     return [
-        f"{row['seconds'] * 1e6:,.1f}",
+        format_seconds(row["seconds"]),
         spread,
-        f"{row['bytes_per_s'] / 1e9:,.1f}",
-        f"{row['flops_per_s'] / 1e9:,.1f}",
-        "" if share is None else f"{share:.0%} {row['bound']}",
+        f"{format_bytes(row['bytes_per_s'])}/s",
+        format_quantity(row["flops_per_s"], "FLOP/s"),
+        "" if share is None else f"{format_percent(share)} {row['bound']}",
         "" if speedup is None else f"{speedup:.2f}",
         row["data"],
     ]

@@ -1,5 +1,5 @@
-"""Benchmark operators on every backend, beside the ceilings of this machine, and summarize the compilation stages of a
-case or of a decode step."""
+"""Benchmark operators on every backend against this machine's ceilings, and summarize the compilation stages of a case
+or of a decode step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, last_level_cache, others_cpu_share
 from workbench.model.transformer import Transformer
 
-MIN_READ_BYTES = 2**20  # a read test of less times its own call, not the memory
+MIN_READ_BYTES = 2**20  # a smaller read test times its call, not the memory
 
 
 def timed_cases(operator: str | None = None) -> list[tuple[Suite, Case]]:
-    """Return the cases that are benchmarks, of all operators or one. Raises BackendError for an unknown operator."""
+    """Return the benchmark cases of all operators, or of one. Raises BackendError for an unknown operator."""
     chosen = suites() if operator is None else (suite_of(operator),)
     return [(suite, case) for suite in chosen for case in suite.cases if case.timed]
 
@@ -39,12 +39,12 @@ def kernel_bench(
     budget_seconds: float = 0.4,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Time `backends` on each case, and eager as the baseline, and return the record.
+    """Time `backends` on each case, with eager as the baseline, and return the record.
 
     Args:
         cases: Pairs of a suite and a case.
         backends: Backends to time.
-        threads: Intra-operator threads; None keeps the present number.
+        threads: Intra-operator threads; None keeps the current number.
         budget_seconds: Time for each backend of a case.
         on_progress: Called with one line of text before each case.
     """
@@ -53,14 +53,14 @@ def kernel_bench(
     with intra_op_threads(threads) as used:
         for suite, case in cases:
             on_progress(f"{suite.operator} {case.name}")
-            torch._dynamo.reset()  # what earlier cases compiled is done with
+            torch._dynamo.reset()  # drop the compiled code of earlier cases
             started = cpu_times()
             found = _measured(suite, case, asked, budget_seconds)
             busy = others_cpu_share(started)
             ceilings = _ceilings(found, case, used)
             rows += [{**row, "others_cpu_share": busy} for row in kernel_rows(suite, case, found, asked, ceilings)]
     return {
-        "question": "How near to this machine's limits is each operator on each backend?",
+        "question": "How close to this machine's limits is each operator on each backend?",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "threads": used,
         "others_cpu_share": others_cpu_share(before),
@@ -72,13 +72,13 @@ def kernel_bench(
 def kernel_rows(
     suite: Suite, case: Case, measurement: KernelMeasurement, backends: Sequence[Backend], ceilings: MachineCeilings
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row for each backend: time, fraction of the binding roofline, ratio to eager, or the reason why there
-    is none."""
+    """Yield one row per backend: its time, the fraction of the binding roofline that it reaches, and the ratio to
+    eager; or the reason why it was not timed."""
     eager = measurement.timings.get(Backend.EAGER)
     for backend in backends:
         row: dict[str, Any] = {"operator": suite.operator, "backend": str(backend), "case": case.name}
         timing = measurement.timings.get(backend)
-        if timing and device_of(backend) == "cuda":  # a GPU: the ceilings and the eager baseline are the CPU's
+        if timing and device_of(backend) == "cuda":  # no comparison: ceilings and eager baseline are the CPU's
             yield {**row, "status": "ok", "reason": "on the GPU", **timing_figures(case, measurement, timing)}
         elif timing:
             figures = _figures(case, measurement, timing, eager, ceilings)
@@ -120,8 +120,8 @@ def _figures(
 
 
 def timing_figures(case: Case, measurement: KernelMeasurement, timing: KernelTiming) -> dict[str, Any]:
-    """Return a backend's time, the memory level of the data, and the rates that follow from the case's minimum bytes
-    and FLOPs."""
+    """Return a backend's time, the memory level of the data, and rates computed from the case's minimum bytes and
+    FLOPs."""
     return {
         "seconds": timing.seconds,
         "p10_seconds": timing.p10,
@@ -140,12 +140,12 @@ def timing_figures(case: Case, measurement: KernelMeasurement, timing: KernelTim
 def stages_overview(
     suite: Suite, case: Case, backend: Backend, stages: CompilerStages, budget_seconds: float = 0.2
 ) -> dict[str, Any]:
-    """Summarize a case on one backend.
+    """Return a summary of the compilation of a case on one backend.
 
     Returns:
         `stages`: lines and characters of each stage. `predicted`: minimum bytes and FLOPs. `generated`: the bytes that
-        the generated code moves, where the compiler reports them. `measured`: time and rates, or the reason why there
-        are none.
+        the generated code moves, if the compiler reports them. `measured`: time and rates, or the reason why they are
+        missing.
     """
     measured = measure(suite, case, (backend,), budget_seconds)
     timing = measured.timings.get(backend)
@@ -168,10 +168,10 @@ def stage_sizes(stages: CompilerStages) -> list[dict[str, Any]]:
 
 
 def decode_step_stages(model: ModelConfig, rows: int = 1, page_size: int = 64) -> CompilerStages:
-    """Return the compilation stages of the step that decodes `rows` sequences, on torch's present threads.
+    """Return the compilation stages of the step that decodes `rows` sequences, with torch's current threads.
 
-    `rows` is rounded up to its bucket (1, 2, 4, ...). The step is compiled where it is not cached, without any weights.
-    Raises BackendError where the mlir backend does not work here."""
+    `rows` is rounded up to its bucket (1, 2, 4, ...). The step is compiled, unless cached, without any weights.
+    Raises BackendError if the mlir backend does not work here."""
     if problem := backend_problems()[Backend.MLIR]:
         raise BackendError(f"backend mlir does not work here: {problem}")
     from compiled_kernels.decode_step.text import step_text
@@ -186,7 +186,7 @@ def decode_step_stages(model: ModelConfig, rows: int = 1, page_size: int = 64) -
         shapes = Transformer(spec, format=format).to(parse_dtype(stored if model.dtype == "auto" else model.dtype))
     shapes.use_code_panels()
     if panels_refusal(shapes) is None:
-        # As the mlir backend does; `auto` leaves weights row by row where torch's product is quicker.
+        # As the mlir backend does; `auto` keeps weights in rows if torch's product is faster.
         shapes.use_panels()
     shape = step_shape(shapes, page_size, bucket_for(rows))
     kernel = compile_shape(step_text, shape, entry="decode_step", level=shape.target.level)

@@ -1,7 +1,6 @@
-"""Benchmark a model: prefill and decode at two depths, for one sequence and for sixteen, through the runner's public
-interface.
+"""Benchmark a model through the runner's public interface: prefill and decode at two depths, with batch sizes 1 and 16.
 
-A row has medians over repetitions, their spread, and fractions of the machine's ceilings.
+A row has medians over repetitions, their spread, and the fractions of the machine's ceilings that were reached.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from workbench.trace.events import Event, Finished, Prefilled, Stepped
 
 PromptAndOutput = tuple[int, int]  # prompt tokens, output tokens
 BATCHES, DEPTHS = (1, 16), (0, 4096)
-MAX_STEP_TOKENS = 512  # that a step computes
+MAX_STEP_TOKENS = 512  # maximum tokens of a step
 PAGE_SIZE = 64
 
 
 @dataclass(frozen=True)
 class BenchCase:
-    """One case to time, for `batch` sequences at once.
+    """One case to time, with `batch` sequences at once; `kind` says which tokens are timed.
 
     `prefill` times the `prompt` tokens after `depth` others; `decode` times `output` tokens after both. `mixed` times
     requests of mixed `lengths` from the first to the last token."""
@@ -64,10 +63,10 @@ class BenchCase:
 
 @dataclass(frozen=True)
 class BenchRepetition:
-    """One repetition of a case.
+    """The figures of one repetition of a case.
 
-    Holds the tokens and their wall and forward seconds, the minimum FLOPs and bytes of these steps, bytes of cache in
-    use, and the number of graphs compiled meanwhile."""
+    It holds the tokens with their wall and forward seconds, the minimum FLOPs and bytes of these steps, bytes of cache
+    in use, and the number of graphs compiled during it."""
 
     tokens: int
     wall_seconds: float
@@ -77,11 +76,11 @@ class BenchRepetition:
     kv_bytes: int
     compiles: int
     step_seconds: tuple[float, ...]
-    kernel_seconds: float | None = None  # of the forward seconds, in compiled code; None where it was not reported
+    kernel_seconds: float | None = None  # part of the forward seconds in compiled code; None if not reported
 
 
 def run_repetition(runner: Runner, case: BenchCase, seed: int) -> BenchRepetition:
-    """Run a case once, with prompts drawn from `seed`. Raises WorkbenchError where a request does not run."""
+    """Run a case once, with prompts drawn from `seed`. Raises WorkbenchError if a request does not run."""
     before, steps = runner.core.executor.compiles, list(_measured_steps(runner, case, seed))
     kernels = [step.kernel_seconds for step in steps if step.kernel_seconds is not None]
     return BenchRepetition(
@@ -98,8 +97,8 @@ def run_repetition(runner: Runner, case: BenchCase, seed: int) -> BenchRepetitio
 
 
 def max_sequence_length(case: BenchCase, budget: int) -> int:
-    """Return the maximum length of a sequence while a case runs: in decode the first ones keep decoding until the last
-    joins."""
+    """Return the maximum length of a sequence while a case runs. In decode, the first sequences keep decoding until the
+    last one joins, so they become longer."""
     return case.longest + (_waiting_steps(case, budget) if case.kind == "decode" else 0)
 
 
@@ -110,7 +109,7 @@ def _tokens(case: BenchCase, steps: Sequence[Stepped]) -> int:
 
 
 def _measured_steps(runner: Runner, case: BenchCase, seed: int) -> Iterator[Stepped]:
-    """Yield the steps that count: prefill steps from `depth` on, `output` steps that decode the whole batch, or all
+    """Yield the measured steps: prefill steps from `depth` on, `output` steps that decode the whole batch, or all
     steps."""
     counted = 0
     for step, prefilled in _steps(runner, _requests(runner, case, seed)):
@@ -162,8 +161,8 @@ def _requests(runner: Runner, case: BenchCase, seed: int) -> list[Request]:
 
 
 def _waiting_steps(case: BenchCase, budget: int) -> int:
-    """Return an upper bound of the steps until the last sequence is prefilled: each step has `budget` tokens less the
-    decodes."""
+    """Return an upper bound of the steps until the last sequence is prefilled: each step prefills `budget` tokens less
+    the decodes."""
     room = max(1, budget - case.batch)
     return case.batch * -(-(case.depth + case.prompt) // room) + 1
 
@@ -238,7 +237,8 @@ def mixed_lengths(
     count: int = 16, prompts: tuple[int, int] = (32, 512), outputs: tuple[int, int] = (32, 128),
     prompt_tokens: int = 4352, output_tokens: int = 1274, seed: int = 0,
 ) -> tuple[PromptAndOutput, ...]:  # fmt: skip
-    """Return lengths of `count` requests, drawn from the given ranges, that sum to the given totals."""
+    """Return the prompt and output lengths of `count` requests, drawn from the given ranges, which sum to the given
+    totals."""
     draw = random.Random(seed)
     return tuple(
         zip(_drawn(draw, count, prompts, prompt_tokens), _drawn(draw, count, outputs, output_tokens), strict=True)
@@ -280,19 +280,19 @@ def bench(
         model: A folder, a GGUF file, a model's name, or `shape:NAME` with random weights.
         cases: What to time; None is `standard_cases()`.
         settings: Further arguments of `workbench.load`: dtype, backend, weights, seed.
-        threads: Intra-operator threads of torch; None keeps the present number.
+        threads: Intra-operator threads of torch; None keeps the current number.
         repetitions: Timed repetitions of each case, at least 1.
-        memory: Also measure memory in decode, in a process of its own for each batch size.
-        cold: Also time a cold and a warm start, in processes of their own.
-        on_progress: Called with one line of text before each piece of work.
+        memory: Also measure memory in decode, in a separate process for each batch size.
+        cold: Also time a cold and a warm start, in separate processes.
+        on_progress: Called with one line of text before each measurement.
 
     Raises:
-        WorkbenchError: For fewer than one repetition, or depths that are no multiple of a prefill step.
+        WorkbenchError: For fewer than one repetition, or depths that are not multiples of a prefill step.
     """
     if repetitions < 1:
         raise WorkbenchError(f"repetitions {repetitions}: must be at least 1")
     cases, settings = tuple(standard_cases() if cases is None else cases), {"model": model, **(settings or {})}
-    EngineConfig.build(**settings)  # refuses wrong settings, and registers a family of one's own
+    EngineConfig.build(**settings)  # refuses invalid settings, and registers a custom family
     before, machine_environment = cpu_times(), environment()
     with intra_op_threads(threads) as used:
         spec, budget = _spec(model), step_token_budget(cases)
@@ -311,7 +311,7 @@ def bench(
             figures = run_repetition(runner, work, turn)
             found[work] += [figures] if turn else []
         busy = others_cpu_share(before)
-        on_progress("measuring what this machine reads and multiplies at best")
+        on_progress("measuring this machine's ceilings: read bandwidth and matrix products")
         rows = [
             _row(work, found[work], runner, used)
             if work in found
@@ -322,7 +322,7 @@ def bench(
             for work in cases
         ]
         record = {
-            "question": "How fast is this model on this machine, and how near to its limits?",
+            "question": "How fast is this model on this machine, and how close to its limits?",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": {"name": model, "parameters": spec.num_parameters, "weight_bytes": runner.model.weight_bytes},
             "settings": {
@@ -340,7 +340,7 @@ def bench(
             "others_cpu_share": busy,
             "environment": machine_environment,
         }
-    del runner  # its memory is no part of what the other processes find
+    del runner  # free its memory before other processes measure theirs
     for work in decodes:
         on_progress(f"memory in decode, batch {work.batch}")
         record["memory"].append(memory_in_decode(settings, used, work.batch, work.prompt, work.output))
@@ -351,9 +351,9 @@ def bench(
 
 
 def step_token_budget(cases: Sequence[BenchCase]) -> int:
-    """Return the tokens that one step may compute, so that a prefill step begins at every measured depth.
+    """Return the token budget of a step, chosen so that a prefill step begins at every measured depth.
 
-    Raises WorkbenchError where the depths, prompts and batch sizes do not allow it."""
+    Raises WorkbenchError if the depths, prompts and batch sizes do not allow it."""
     budget = min([MAX_STEP_TOKENS, *(work.prompt for work in cases if work.kind != "mixed")])
     for work in cases:
         if work.depth % budget:
@@ -364,7 +364,7 @@ def step_token_budget(cases: Sequence[BenchCase]) -> int:
 
 
 def _row(case: BenchCase, found: Sequence[BenchRepetition], runner: Runner, threads: int) -> dict[str, Any]:
-    """Return a row; ceilings that a case exceeds are measured again, and then that is an error which the row says."""
+    """Return a row. Ceilings that the case exceeds are measured again; if exceeded again, the row states the error."""
     row = bench_row(case, found, runner, _ceilings(runner, found, threads))
     if bound_fault(case.kind, row["share_of_roofline"]):
         row = bench_row(case, found, runner, _ceilings(runner, found, threads, refresh=True))
@@ -375,7 +375,7 @@ def _row(case: BenchCase, found: Sequence[BenchRepetition], runner: Runner, thre
 def _ceilings(
     runner: Runner, figures: Sequence[BenchRepetition], threads: int, refresh: bool = False
 ) -> MachineCeilings:
-    """Return the machine's ceilings at the working set that a step of this case reads."""
+    """Return the machine's ceilings at the working set of a step of this case."""
     name = str(runner.model.dtype).removeprefix("torch.")
     size = runner.model.weight_bytes + max(each.kv_bytes for each in figures)
     compiled = backend_problems()[Backend.INDUCTOR] is None

@@ -1,4 +1,4 @@
-"""The record of the model benchmark as a terminal table, Markdown or CSV."""
+"""Show the record of a model benchmark as a terminal table, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from workbench.display import Table
-from workbench.machine.processor import is_contended
+from workbench.machine.processor import contention_remark
+from workbench.units import format_bytes, format_percent, format_quantity, format_seconds
 
-COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "not kernels")
+COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step", "of read", "of GEMM", "not kernels")
 KERNEL_TIME_REMARK = (
-    "where a backend does not tell its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
+    "if a backend does not report its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
 )
 
 
@@ -34,7 +35,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
 
 
 def to_csv(record: Mapping[str, Any]) -> str:
-    """Return the rows as CSV, every number as measured."""
+    """Return the rows as CSV, with unrounded numbers."""
     return Table.from_dicts(list(map(_flat, record["rows"]))).csv()
 
 
@@ -55,28 +56,27 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
     lines = [f"{row['work']}, batch {row['batch']}, depth {row['depth']:,}: {row['reason']}" for row in rows]
     lines += [_memory(memory) for memory in record["memory"]]
     for name, seconds in (record["cold_start"] or {}).items():
-        lines.append(f"{name} start: " + ", ".join(f"{what} {value:.1f} s" for what, value in seconds.items()))
+        lines.append(
+            f"{name} start: " + ", ".join(f"{what} {format_seconds(value)}" for what, value in seconds.items())
+        )
     if rows := [row for row in record["rows"] if row["status"] == "ok"]:
         read, gemm = rows[0]["read_ceiling_bytes_per_s"], rows[0]["gemm_ceiling_flops_per_s"]
-        rates = f"read {read / 1e9:,.1f} GB/s, GEMM in {rows[0]['gemm_dtype']} {gemm / 1e9:,.0f} GFLOP/s"
+        rates = f"read {format_bytes(read)}/s, GEMM in {rows[0]['gemm_dtype']} {format_quantity(gemm, 'FLOP/s')}"
         lines.append(f"ceilings: {rates}")
         if any(row["outside_kernels_share"] is None for row in rows):
             lines.append(KERNEL_TIME_REMARK)
-    busy = record["others_cpu_share"]
-    if is_contended(busy):
-        lines.append(f"contention by other processes: {busy:.0%} of the processor; times are unreliable")
-    return lines
+    return [*lines, *filter(None, [contention_remark(record["others_cpu_share"])])]
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    megabytes = {name: None if value is None else value / 1e6 for name, value in memory.items()}
-    parts = ", ".join(f"{name} {megabytes[f'{name}_bytes']:,.1f}" for name in ("weights", "cache", "activations"))
-    line = f"memory in decode, batch {memory['batch']}: {parts} = {megabytes['formula_bytes']:,.1f} MB by formula"
+    names = ("weights", "cache", "activations")
+    parts = " + ".join(f"{name} {format_bytes(memory[f'{name}_bytes'])}" for name in names)
+    line = f"memory in decode, batch {memory['batch']}: {parts} = {format_bytes(memory['formula_bytes'])} by formula"
     if memory["measured_bytes"] is not None:
         ratio = memory["measured_bytes"] / memory["formula_bytes"]
-        line += f"; the process grew by {megabytes['measured_bytes']:,.1f} MB ({ratio:.2f} x)"
+        line += f"; the process grew by {format_bytes(memory['measured_bytes'])} ({ratio:.2f} x)"
     if memory["process_peak_bytes"] is not None:
-        line += f", its peak was {megabytes['process_peak_bytes']:,.0f} MB"
+        line += f", its peak was {format_bytes(memory['process_peak_bytes'])}"
     return line
 
 
@@ -89,9 +89,9 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         *name,
         _number(row["tokens_per_s"]),
         f"{_number(low)} to {_number(high)}",
-        f"{row['step_seconds']['p50'] * 1e3:,.2f}",
-        f"{row['share_of_read_ceiling']:.0%}",
-        f"{row['share_of_gemm_ceiling']:.0%}",
+        format_seconds(row["step_seconds"]["p50"]),
+        format_percent(row["share_of_read_ceiling"]),
+        format_percent(row["share_of_gemm_ceiling"]),
         _outside(row),
     ]
 
@@ -99,7 +99,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _outside(row: Mapping[str, Any]) -> str:
     """Format the fraction of a step's time outside kernels, or its lower bound."""
     share = row["outside_kernels_share"]
-    return f"> {row['outside_forward_share']:.1%}" if share is None else f"{share:.1%}"
+    return f"> {format_percent(row['outside_forward_share'])}" if share is None else format_percent(share)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

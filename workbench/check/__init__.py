@@ -1,1 +1,1 @@
-"""Check a model before it is used: what of it is carried out, at which size and speed, and whether it is right."""
+"""Check a model before use: supported formats and backends, memory, speed, and agreement with transformers."""

@@ -1,4 +1,5 @@
-"""Compare a model with transformers' of the same folder: logits, greedy tokens, and every place that both have."""
+"""Compare a model with transformers' model of the same folder: logits, greedy tokens, and every intermediate tensor
+that both compute ("place")."""
 
 from __future__ import annotations
 
@@ -18,37 +19,38 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.pages import pages_for
 from workbench.machine.processor import available_bytes
-from workbench.memory.report import format_bytes
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
+from workbench.units import format_bytes
 
 FLOAT_BYTES = 4
-LOGIT_BOUND = 1e-4  # of the largest logit: the whole model in float32
-MAX_SECONDS = 120.0  # that comparing a long text may take, estimated from a short one
-PASSES = 5  # forward passes of a whole text that a comparison makes of the two models
-CLEAR_MARGIN = 4 * LOGIT_BOUND  # of the largest logit; a smaller one between the first two tokens decides nothing
+LOGIT_BOUND = 1e-4  # as a share of the largest logit: the whole model in float32
+MAX_SECONDS = 120.0  # limit for comparing a long text, estimated from a short one
+PASSES = 5  # forward passes over a whole text in one comparison, of both models together
+CLEAR_MARGIN = 4 * LOGIT_BOUND  # share of the largest logit; a smaller margin of the best token is a tie
 
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """The findings of a comparison. `first` is the first place that differs, `largest` the largest local difference.
+    """The findings of a comparison. `first` is the first intermediate tensor ("place") that differs, `largest` the
+    largest relative difference at any place.
 
-    `lengths` are those of the texts compared, in tokens; the other findings are of all of them up to the first that
-    differs. `not_reached` are mechanisms that set in on longer texts only, and the reason why none was compared.
+    `lengths` are the lengths of the compared texts in tokens; the other findings cover all texts up to the first text
+    with a difference. `not_reached` names mechanisms that need a longer text, with the reason why none was compared.
     """
 
-    logit_difference: float  # of the largest logit
-    logit_position: int | None  # the first that differs
-    tokens: tuple[list[int], list[int]]  # greedy, ours and theirs
-    places: int  # that were compared
+    logit_difference: float  # share of the largest logit
+    logit_position: int | None  # first position that differs
+    tokens: tuple[list[int], list[int]]  # greedy tokens, (ours, theirs)
+    places: int  # number of compared places
     largest: float
     first: PlaceDifference | None
     lengths: tuple[int, ...] = ()
-    left_out: tuple[str, ...] = ()  # places of ours without a tensor of theirs to compare
-    reached: tuple[str, ...] = ()  # mechanisms that set in within the texts
+    left_out: tuple[str, ...] = ()  # our places without a tensor of theirs
+    reached: tuple[str, ...] = ()  # mechanisms that the texts reach
     not_reached: tuple[str, ...] = ()
-    seconds: float = 0.0  # of one pass of theirs
+    seconds: float = 0.0  # one forward pass of theirs
 
     @property
     def equal(self) -> bool:
@@ -66,14 +68,14 @@ class ModelComparison:
 
 
 def compare_models(ours: Transformer, theirs: Any, names: CheckpointNames) -> ModelComparison:
-    """Compare logits, greedy tokens and every common place of two models in float32.
+    """Compare two models in float32: their logits, greedy tokens, and every intermediate tensor that both compute.
 
-    They are compared on a short text, and on one past every length at which a mechanism sets in (a window, LongRoPE)
-    that is estimated to take no more than MAX_SECONDS and the memory that is free.
+    The texts are a short one, and a long one past the lengths at which mechanisms set in (a window, LongRoPE), if it is
+    estimated to fit into MAX_SECONDS and free memory.
 
     Args:
         ours: our model, on the backend eager.
-        theirs: a causal language model of transformers, of the same weights.
+        theirs: a causal language model of transformers with the same weights.
         names: names of the family's modules.
     """
     spec = ours.spec
@@ -101,19 +103,19 @@ def compare_models(ours: Transformer, theirs: Any, names: CheckpointNames) -> Mo
 
 
 def _max_tokens(ours: Transformer, short: ModelComparison) -> tuple[float, str]:
-    """Return the tokens of a text whose comparison fits into the time and the memory, and the reason for no more."""
+    """Return the maximum length of a text that fits the limits of time and memory, and the reason for the limit."""
     seconds = PASSES * short.seconds / (short.lengths[0] + GREEDY_TOKENS)
     tokens = MAX_SECONDS / seconds
     spec = ours.spec
     heads = max(1, *(getattr(kind.attention, "num_heads", 0) for kind in spec.layers))
-    kept = FLOAT_BYTES * (3 * spec.vocab_size + 16 * len(spec.layers) * spec.hidden_size)  # of a token, about
+    kept = FLOAT_BYTES * (3 * spec.vocab_size + 16 * len(spec.layers) * spec.hidden_size)  # bytes per token, about
     free = available_bytes() / 2
-    # 3 heads t^2 scores of theirs and t rows of values: the t at which they fill half of what is free.
+    # Solve for t: 3 * heads * t^2 scores of theirs and t rows of values fill half of the free memory.
     scores = 3 * FLOAT_BYTES * heads
     fitting = (math.sqrt(kept**2 + 4 * scores * free) - kept) / (2 * scores)
     if tokens <= fitting:
-        return tokens, f"a text as long would take more than {MAX_SECONDS:g} s, {seconds:.2g} s a token"
-    return fitting, f"a text as long would take more than half of the {format_bytes(2 * free)} that are free"
+        return tokens, f"a text of this length would take more than {MAX_SECONDS:g} s, {seconds:.2g} s a token"
+    return fitting, f"a text of this length would take more than half of the {format_bytes(2 * free)} that are free"
 
 
 def _compare_text(ours: Transformer, theirs: Any, names: CheckpointNames, length: int) -> ModelComparison:
@@ -137,11 +139,11 @@ def _compare_logits(mine: Tensor, theirs: Tensor) -> tuple[float, int | None]:
 
 
 def _greedy(ours: Transformer, theirs: Any, ids: Tensor) -> tuple[tuple[list[int], list[int]], float]:
-    """Return the greedy continuations, of our engine from its cache and of theirs from the whole text, and the seconds
-    that theirs took.
+    """Return the greedy continuations, by our engine from its cache and by their model from the whole text, and the
+    seconds of their model.
 
-    Theirs reads our tokens, and says which it would have chosen: up to the first that differs, or whose margin over the
-    second is within the bound of the logits.
+    Their model reads our tokens and gives its own choices. Both lists end with the first choice that differs, or before
+    the first with a margin over the second-best token of at most `CLEAR_MARGIN`.
     """
     page_size = EngineConfig().cache.page_size
     pages = pages_for(len(ids) + GREEDY_TOKENS, page_size) + 1

@@ -1,5 +1,5 @@
-"""Choose the lengths of the texts on which two models are compared: past each length at which a mechanism sets in, as
-far as the model's context and the time allow."""
+"""Choose the lengths of the texts for comparing two models: past each length at which a mechanism sets in, within the
+model's context and the time limit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from workbench.model.attention_spec import AttentionSpec
 from workbench.model.rotary import rotaries_of_model
 from workbench.model.spec import ModelSpec
 
-SHORT_TOKENS = 47  # no number of heads, so that an axis of tokens and one of heads differ in length
-GREEDY_TOKENS = 8  # that follow a text
-TOKENS_PAST = 16  # of a text past the last length at which a mechanism sets in
+SHORT_TOKENS = 47  # differs from numbers of heads, to tell a token axis from a head axis
+GREEDY_TOKENS = 8  # generated after a text
+TOKENS_PAST = 16  # tokens past the last length at which a mechanism sets in
 
 
 @dataclass(frozen=True, order=True)
 class Threshold:
-    """The shortest text on which a mechanism changes something, in tokens."""
+    """The shortest text length, in tokens, at which a mechanism has an effect."""
 
     tokens: int
     mechanism: str
 
 
 def thresholds_of(spec: ModelSpec) -> tuple[Threshold, ...]:
-    """Return the lengths within the model's context at which windows, chunks, attention temperatures and scalings of
-    the rotary embedding set in, the shortest first."""
+    """Return the lengths, within the model's context, from which windows, chunks, attention temperatures and rotary
+    scalings have an effect, in ascending order."""
     found = set()
     for kind in spec.layers:
         attention = kind.attention
@@ -44,8 +44,8 @@ def thresholds_of(spec: ModelSpec) -> tuple[Threshold, ...]:
 
 
 def short_lengths(spec: ModelSpec) -> tuple[int, ...]:
-    """Return the lengths of the texts that every model is compared on: of a few tokens, and below the length at which
-    angles depend on it."""
+    """Return the lengths of the texts for every model: a few tokens, and just below the length at which rotary angles
+    change."""
     usual = max(2, min(SHORT_TOKENS, spec.max_position_embeddings - GREEDY_TOKENS))
     scalings = [rotary.scaling for rotary, *_ in rotaries_of_model(spec)]
     below = [each.original_max_position_embeddings - GREEDY_TOKENS for each in scalings if each.by_length]
@@ -53,8 +53,8 @@ def short_lengths(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def long_length(spec: ModelSpec, max_tokens: float) -> int | None:
-    """Return the length of the text past as many thresholds as `max_tokens` tokens allow; None where the short ones are
-    past them."""
+    """Return the length of one longer text that passes as many thresholds as `max_tokens` allows; None if the short
+    texts pass them all."""
     within = [each.tokens for each in thresholds_of(spec) if each.tokens <= max_tokens]
     if not within or within[-1] <= max(short_lengths(spec)):
         return None
@@ -63,6 +63,6 @@ def long_length(spec: ModelSpec, max_tokens: float) -> int | None:
 
 
 def _unlike_heads(spec: ModelSpec, least: int, most: int) -> int:
-    """Return the highest length within these that is no number of heads."""
+    """Return the highest length from `least` to `most` that differs from all numbers of heads."""
     heads = {getattr(kind.attention, name, 0) for kind in spec.layers for name in ("num_heads", "num_kv_heads")}
     return next((length for length in range(most, least - 1, -1) if length not in heads), most)

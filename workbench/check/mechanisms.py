@@ -8,6 +8,7 @@ from typing import Any
 from workbench.display import format_ranges
 from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig, RotaryScaling
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
+from workbench.units import format_percent
 
 PLACES = {"pre": "before each part", "post": "after each part", "both": "before and after each part"}
 PARALLEL = {
@@ -19,7 +20,7 @@ ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by its tanh", 
 
 
 def describe_mechanisms(spec: ModelSpec) -> dict[str, str]:
-    """Return each mechanism that the model has, in words; what differs by layer names its layers."""
+    """Return the model's mechanisms in words; if layers differ, the words name them."""
     found = {
         "norm": _norm(spec.norm),
         "place of norms": _by_layer(spec, lambda kind: PARALLEL.get(kind.parallel) or PLACES[kind.norms]),
@@ -40,7 +41,7 @@ def describe_mechanisms(spec: ModelSpec) -> dict[str, str]:
 
 
 def _by_layer(spec: ModelSpec, describe: Callable[[LayerSpec], str]) -> str:
-    """Join the words of all layers; layers are named where they differ. Empty words are left out."""
+    """Join the words of all layers, naming layers if they differ. Empty words are left out."""
     layers: dict[str, list[int]] = {}
     for index, kind in enumerate(spec.layers):
         layers.setdefault(describe(kind), []).append(index)
@@ -166,7 +167,7 @@ def _feedforward(kind: LayerSpec) -> str:
 def _activation(activation: ActivationSpec) -> str:
     name = ACTIVATIONS.get(activation.kind, activation.kind)
     scale = "" if activation.gate_scale == 1 else f", its gate times {activation.gate_scale:g}"
-    scale += f", {activation.sparsity:.0%} of its gates 0" if activation.sparsity else ""
+    scale += f", {format_percent(activation.sparsity)} of its gates 0" if activation.sparsity else ""
     return f"gated {name}{scale}" if activation.gated else name
 
 

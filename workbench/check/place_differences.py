@@ -1,7 +1,8 @@
-"""Run two models on the same text, and compare them at each place that both have: a difference stays where it arises.
+"""Run two models on the same text, and compare every tensor that both compute, so that a difference shows where it
+arises.
 
-Hooks keep what goes into their modules and comes out of them. Then ours runs, and at each place its tensor is compared
-with theirs and replaced by it.
+Hooks record the inputs and outputs of transformers' modules. Then our model runs: each of its tensors is compared with
+the recorded one and replaced by it, so that differences do not propagate.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.transformer import Transformer
 
-LOCAL_BOUND = 2e-5  # of a row's largest number: one module in float32, its input equal
-ANGLE_BOUND = 1e-4  # of cosines and sines, which they may compute in float32
-ROWS_AT_ONCE = 256  # whose differences are computed at once
+LOCAL_BOUND = 2e-5  # share of a row's largest number: one module in float32, with equal input
+ANGLE_BOUND = 1e-4  # for cosines and sines, which they may compute in float32
+ROWS_AT_ONCE = 256  # rows compared at once
 
 
 @dataclass(frozen=True)
 class PlaceDifference:
-    """A tensor that differs at a place: from `position` on, there most in `column`, by `size` of the row's largest."""
+    """A difference between the models at a place: `position` is the first token that differs, `column` the column with
+    the largest difference there, and `size` that difference relative to the row's largest value."""
 
     place: Place
     position: int
@@ -42,8 +44,8 @@ class PlaceDifference:
 
 
 class PlaceTensors(dict[tuple[str, str], Tensor]):
-    """Their tensors by module and side, each as it was; `angles` are what rotary modules returned, `chosen` the experts
-    and weights that a mixture's module was given."""
+    """Tensors that transformers' model computed, by module and side (input or output). `angles` are outputs of rotary
+    modules; `chosen` are the experts and weights that a mixture's module received."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class PlaceTensors(dict[tuple[str, str], Tensor]):
         self.chosen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def expected(self, place: Place, tokens: int) -> Tensor | None:
-        """Return their tensor of a place as ours would be; None where it has another shape."""
+        """Return transformers' tensor of a place in the layout of our tensor; None if its shape does not fit."""
         parts = [self.get((name, place.side)) for name in place.theirs]
         if any(part is None for part in parts):
             return None
@@ -63,7 +65,7 @@ class PlaceTensors(dict[tuple[str, str], Tensor]):
 
 
 def _rows(tensor: Tensor, tokens: int, heads: int) -> Tensor | None:
-    """Return [token, column], or [token, head, column] of tensors that are cut into heads."""
+    """Return [token, column], or [token, head, column] for tensors cut into heads."""
     if not heads:
         return tensor.reshape(tokens, -1) if tensor.numel() == tokens * tensor.shape[-1] else None
     tensor = tensor.squeeze(0)
@@ -78,7 +80,7 @@ def _rows(tensor: Tensor, tokens: int, heads: int) -> Tensor | None:
 def record_places(
     theirs: Any, ids: Tensor, places: Sequence[Place], names: CheckpointNames
 ) -> tuple[PlaceTensors, Tensor]:
-    """Run their model, and return the tensors of the places and the logits [token, vocab]."""
+    """Run transformers' model; return its tensors of the places, and its logits [token, vocab]."""
     values, modules = PlaceTensors(), dict(theirs.named_modules())
     wanted = {(name, place.side) for place in places for name in place.theirs}
     with ExitStack() as hooks:
@@ -124,8 +126,8 @@ def _first_tensor(value: Any) -> Tensor | None:
 def compare_places(
     ours: Transformer, ids: Tensor, places: Sequence[Place], values: PlaceTensors, their_logits: Tensor
 ) -> tuple[PlaceDifference | None, float, list[Place]]:
-    """Run ours on their tensors; return the first place that differs, the largest difference of all places, and the
-    places that were not compared."""
+    """Run our model with transformers' tensors in place of its own; return the first place that differs, the largest
+    difference of any place, and the places that were not compared."""
     found: list[PlaceDifference] = []
     compared: set[Place] = set()
     largest = 0.0
@@ -171,7 +173,7 @@ def compare_places(
 
 
 def _with_norms_called(ours: Transformer, hooks: ExitStack) -> None:
-    """Add and norm in two calls, so that hooks see the norm's."""
+    """Split the fused add and norm into two calls, so that hooks see the norm's output."""
     for module in ours.modules():
         if hasattr(module, "add_and_norm"):
 
@@ -180,7 +182,7 @@ def _with_norms_called(ours: Transformer, hooks: ExitStack) -> None:
                 return vars(module).pop("entered", x + residual), seen
 
             def remember(module: nn.Module, given: Any, out: Any) -> None:
-                vars(module)["entered"] = given[0]  # what a hook put in the sum's place
+                vars(module)["entered"] = given[0]  # a hook may have replaced the sum
 
             vars(module)["add_and_norm"] = add_and_norm
             hooks.callback(vars(module).pop, "entered", None)
@@ -191,7 +193,7 @@ def _with_norms_called(ours: Transformer, hooks: ExitStack) -> None:
 def _compare_choice(
     ours: Transformer, layer: int, chosen: tuple[Tensor, Tensor], found: list[PlaceDifference], hooks: ExitStack
 ) -> None:
-    """Compare the experts that a layer's router chooses, and their weights, with theirs."""
+    """Compare the experts and weights that a layer's router chooses with theirs."""
     mixture = cast(MixtureOfExperts, ours.get_submodule(f"blocks.{layer}.feedforward"))
     place = Place(layer, "router", f"blocks.{layer}.feedforward.router", ())
     choose = mixture.router.choose
@@ -212,7 +214,7 @@ def _compare_choice(
 
 
 def _difference(place: Place, mine: Tensor, expected: Tensor) -> PlaceDifference:
-    """Return the largest difference of any row, and the first position that has more than the bound."""
+    """Return the largest difference of any row, with the first position above the bound."""
     mine, expected = mine.reshape(len(mine), -1), expected.reshape(len(expected), -1)
     scale = expected.abs().amax(1).double()
     scale = scale.clamp_min(1e-6 * scale.max().item() + torch.finfo(torch.float32).tiny)[:, None]
@@ -228,7 +230,7 @@ def _difference(place: Place, mine: Tensor, expected: Tensor) -> PlaceDifference
 
 
 def _explained(first: PlaceDifference, ours: Transformer, values: PlaceTensors, tokens: int) -> PlaceDifference:
-    """Say of attention whether the angles of its rotary differ, and of a joint projection which part."""
+    """Return a more precise difference: rotary angles within attention, or the part of a joint projection."""
     place = first.place
     if place.layer is None:
         return first
@@ -252,7 +254,7 @@ def _explained(first: PlaceDifference, ours: Transformer, values: PlaceTensors, 
 
 
 def _known_angles(table: nn.Module, values: PlaceTensors, tokens: int) -> bool:
-    """Return whether any rotary module of theirs returned these angles, its pairs as halves or interleaved."""
+    """Return whether one of their rotary modules returned these angles, with pairs as halves or interleaved."""
     rotated, positions = cast(int, table.num_rotated), torch.arange(tokens)
     angles = table(positions, torch.full_like(positions, tokens))
     mine = torch.cat([part[:, :rotated].float() for part in angles], dim=1)

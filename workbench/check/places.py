@@ -1,6 +1,7 @@
-"""The places of a model that transformers' model has too: for each, the modules on both sides and the order of columns.
+"""Map the places at which our model and transformers' model compute the same tensor: the modules of both, and the order
+of columns.
 
-Modules of transformers go by the names of their stored tensors, so that a family's `CheckpointNames` say where to look.
+Modules of transformers are named like their stored tensors, so a family's `CheckpointNames` locate them.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ Side = Literal["in", "out"]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor that both models compute: what goes into a module, or comes out of it.
+    """A tensor that both models compute: the input or output of a module.
 
     Args:
         layer: the layer's number; None outside of the layers.
-        module: what computed the tensor, in words.
+        module: description of the module.
         ours: the name of our module.
-        theirs: names of theirs, whose outputs are joined along columns.
-        side: whether it goes in or comes out.
-        columns: for each column here its column there; None where the order is the same.
-        heads: of how many heads the tensor is; 0 for rows that are not cut into heads.
+        theirs: names of their modules; their outputs are joined along columns.
+        side: `in` for the module's input, `out` for its output.
+        columns: for each of our columns the index of theirs; None if the order is the same.
+        heads: number of heads of the tensor; 0 for rows not cut into heads.
     """
 
     layer: int | None
@@ -49,7 +50,8 @@ class Place:
 
 
 def places_of(spec: ModelSpec, names: CheckpointNames, theirs: nn.Module) -> tuple[list[Place], list[Place]]:
-    """Return the places of `spec` that are modules of `theirs`, a model of transformers, and those that are none."""
+    """Return the places of `spec` whose modules exist in `theirs`, a model of transformers, and the places whose
+    modules do not."""
     known = set(dict(theirs.named_modules()))
     every = list(_all_places(spec, names))
     found = [place for place in every if known.issuperset(place.theirs)]
@@ -62,7 +64,7 @@ def places_of(spec: ModelSpec, names: CheckpointNames, theirs: nn.Module) -> tup
 
 
 def mixture_name(names: CheckpointNames, layer: int, known: set[str]) -> str | None:
-    """Return the name of their module that chooses the experts of a layer and runs them; None where there is none."""
+    """Return the name of transformers' module that chooses and runs the experts of a layer; None if there is none."""
     found = [name for name in known if name.startswith(f"{names.layer}.{layer}.") and name.endswith(".experts")]
     return found[0].removesuffix(".experts") if len(found) == 1 else None
 
@@ -72,8 +74,8 @@ def _all_places(spec: ModelSpec, names: CheckpointNames) -> Iterator[Place]:
     before = "embedding"
     for index, kind in enumerate(spec.layers):
         ours, theirs = f"blocks.{index}", f"{names.layer}.{index}"
-        if spec.altup is None:  # theirs stacks the streams, ours has them in a row
-            # What enters a layer was computed by the layer before it.
+        if spec.altup is None:  # theirs stacks the streams, ours concatenates them
+            # The input of a layer was computed by the layer before it.
             yield Place(index - 1 if index else None, before, ours, (theirs,), "in")
         yield from _layer(index, kind, ours, f"{theirs}.", names, parameters)
         before = "sum of the layer's parts"
@@ -140,7 +142,7 @@ def _grouped(
         ("key_norm", "norm of keys", names.key_norm, a.num_own_kv_heads),
     ):
         if not heads:
-            continue  # the keys are another layer's
+            continue  # it shares another layer's keys
         yield Place(index, words, f"{ours}.attention.{name}", (theirs + stored,), "out", order, heads)
 
 
@@ -154,7 +156,7 @@ def _latent(index: int, ours: str, parameters: dict[str, StoredParameter]) -> It
 
 
 def _linear(index: int, before: str, words: str, ours: str, parameters: dict[str, StoredParameter]) -> Iterator[Place]:
-    """Yield what goes into a product and what comes out of it."""
+    """Yield the places of a matrix product's input and output."""
     parameter = parameters[f"{ours}.weight"]
     columns: list[int] = []
     for part in parameter.parts:

@@ -1,5 +1,5 @@
-"""Check a model: what of it is carried out by which backend and cache, its sizes, its memory and speed on this machine,
-and whether it computes what transformers computes."""
+"""Check a model: supported backends and cache formats, sizes, memory and speed on this machine, and agreement with
+transformers."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from workbench.model.quantized import WEIGHT_DTYPES, WeightFormat
 from workbench.model.spec import ModelSpec
 
 DENSE = WeightFormat()
-CONTEXT, PREFILL = 512, 512  # tokens: before the decode step whose time is estimated, and of the prompt
+CONTEXT, PREFILL = 512, 512  # tokens: context of the estimated decode step, length of the estimated prompt
 
 
 def check_model(
     name: str, compare: bool = True, custom: str | None = None, report: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Check the model called `name` and return what was found, JSON-ready.
+    """Check the model called `name` and return the findings, JSON-ready.
 
     Args:
         name: a folder, a file, `demo`, `demo-draft` or `shape:NAME`.
-        compare: load it by transformers too, where that is installed, and compare.
+        compare: also load the model with transformers, if installed, and compare.
         custom: a file that registers the model's family, as `model.custom`.
         report: receives a line on each slow part.
 
     Returns:
-        `problem`, the reason why it cannot be loaded, or None; and what is known of it, `comparison` included.
+        `problem`, the reason why the model cannot be loaded, or None; and the findings, with `comparison`.
 
     Raises:
-        WorkbenchError: where there is no such model.
+        WorkbenchError: if there is no such model.
     """
     if custom is not None:
         load_registrations(custom)
@@ -68,7 +68,7 @@ def check_model(
         found["problem"] = str(error)
     found["carried_out"] = carried_out(spec, dtype)
     found["memory"] = memory_here(spec, dtype)
-    report("measuring what this machine reads and multiplies at best")
+    report("measuring this machine's ceilings: read bandwidth and matrix products")
     found["speed"] = estimated_speed(spec, dtype, _loaded_format(name))
     problem = comparison_problem(spec, folder) if compare else "not asked for"
     if found["problem"] is None and folder is not None and problem is None:
@@ -83,19 +83,19 @@ def check_model(
 
 
 def passed(found: dict[str, Any]) -> bool:
-    """Return whether a checked model can be loaded, and nothing of it differs from transformers."""
+    """Return whether a checked model can be loaded and does not differ from transformers."""
     return found["problem"] is None and found["comparison"].get("equal", True)
 
 
 def _partly(name: str) -> dict[str, Any]:
-    """Return what is known of a model whose config is not read whole."""
+    """Return the findings for a model with a config that cannot be read completely."""
     skipped = {"comparison": {"skipped": "the model cannot be loaded"}}
     try:
         spec, remarks = read_spec_and_remarks(name)
     except WorkbenchError:
         return skipped
     sizes = _of_spec(spec)
-    del sizes["mechanisms"]  # those of a family that is not read are not known
+    del sizes["mechanisms"]  # unknown for an unsupported family
     return {**sizes, "remarks": remarks, "memory": memory_here(spec, "bfloat16"), **skipped}
 
 
@@ -121,10 +121,11 @@ def _of_files(folder: Path, spec: ModelSpec) -> dict[str, Any]:
 
 
 def carried_out(spec: ModelSpec, dtype: str) -> dict[str, dict[str, str | None]]:
-    """Return for each format of cache and weights why a backend does not carry the model out with it, or None.
+    """Return for each format of cache or weights, and each backend, why that backend cannot run the model with the
+    format; None if it can.
 
-    Columns are those of the table of capabilities, and reasons are its own; a backend that does not work on this
-    machine says so.
+    Backends and reasons are those of the capability table; a backend that does not work on this machine has that as its
+    reason.
     """
     rows: dict[str, dict[str, str | None]] = {}
     for format in FORMATS:
@@ -156,7 +157,7 @@ def _problem(backend: Backend, role: Role, wanted: Requirements) -> str | None:
 
 
 def memory_here(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """Return bytes of the weights and of the cache in each format, and the bytes that are free on this machine."""
+    """Return the bytes of weights and cache in each format, and the free bytes of memory on this machine."""
     weights, itemsize = {}, DTYPES[dtype].itemsize
     for format in WEIGHT_DTYPES:
         parsed = WeightFormat.parse(format)
@@ -181,7 +182,7 @@ def memory_here(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 
 def _cache_bytes(spec: ModelSpec, dtype: str) -> dict[str, float]:
-    """Return the bytes of a token in each format of the cache that the model can have."""
+    """Return the bytes per token in each cache format that the model supports."""
     found = {}
     for format in FORMATS:
         try:
@@ -192,16 +193,16 @@ def _cache_bytes(spec: ModelSpec, dtype: str) -> dict[str, float]:
 
 
 def _loaded_format(name: str) -> WeightFormat:
-    """Return the format in which the model's weights are loaded; dense where they cannot be."""
+    """Return the format in which the model's weights are loaded; dense if they cannot be loaded."""
     try:
         return weight_format(ModelConfig(name=name))
-    except WorkbenchError:  # which `problem` says
+    except WorkbenchError:  # `problem` gives the reason
         return WeightFormat()
 
 
 def estimated_speed(spec: ModelSpec, dtype: str, format: WeightFormat = DENSE) -> dict[str, Any]:
-    """Return the tokens a second that this machine's measured ceilings allow at most, with weights in `format` and a
-    dense cache: of one decoding sequence, and of a prompt."""
+    """Return upper bounds of speed in tokens per second, by this machine's measured ceilings, for decoding one sequence
+    and for a prompt. Weights have the given format, and the cache is dense."""
     context, prefill = (min(tokens, spec.max_position_embeddings) for tokens in (CONTEXT, PREFILL))
     sizes = model_sizes(spec, dtype, format, CacheConfig())
     size = round(sizes.weight_bytes)

@@ -1,7 +1,7 @@
-"""Scaffold a family of one's own from a folder's config: a file that registers it, and its test.
+"""Scaffold a user-defined family from a folder's config: a file that registers it, and its test.
 
-The nearest known family reads what it knows; keys that it does not mention are listed and refused until they are
-decided. Nothing of the package is edited: `--custom FILE`, or `model.custom` in settings, loads the file.
+The nearest known family reads the keys it knows; other keys are listed and refused until the user decides on them. The
+package itself is not edited: `--custom FILE`, or `model.custom` in settings, loads the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workbench.model.hf.weights import IGNORED_TENSORS
 from workbench.model.model_parameters import stored_parameters
 
 READERS = "workbench.model.hf"  # the package of functions that read configs
-# Keys that change nothing of what a trained model computes: descriptions, dropout, training, settings of generation.
+# Keys without effect on a trained model's computation: descriptions, dropout, training, settings of generation.
 NEUTRAL_KEYS = frozenset({
     "_name_or_path", "activation_dropout", "add_cross_attention", "architectures", "attention_dropout",
     "attention_softmax_in_fp32", "attn_pdrop", "auto_map", "aux_loss_alpha", "bias_dropout_fusion", "bos_token_id",
@@ -50,16 +50,16 @@ NEUTRAL_KEYS = frozenset({
 
 @dataclass(frozen=True)
 class Nearest:
-    """The known family that is nearest to a folder.
+    """The known model family most similar to a model folder.
 
     Args:
         family: its model_type.
-        renames: keys that it reads, each by the folder's name of it.
-        unknown: keys that it does not mention, with their values.
-        names: names of its tensors under this config.
-        missing: tensors that it wants and the folder lacks, of the first layer and outside of the layers.
-        extra: tensors that the folder has and it does not want, likewise.
-        also: families that are as near: neither tensors nor keys tell which it is.
+        renames: keys that the family reads, by their names in the folder.
+        unknown: keys that the family does not mention, with their values.
+        names: names of the family's tensors under this config.
+        missing: tensors of the family that the folder lacks, in the first layer and outside of the layers.
+        extra: tensors of the folder that the family lacks, likewise.
+        also: other families that match equally well in tensors and keys.
     """
 
     family: str
@@ -72,10 +72,10 @@ class Nearest:
 
 
 def nearest_family(path: Path) -> Nearest:
-    """Return the known family whose tensors, then whose keys, are most like those of the model at `path`.
+    """Return the known family that matches the model at `path` best, judged first by tensor names, then by config keys.
 
     Raises:
-        WorkbenchError: where none reads the config, with the reason of the family that reads most of its keys.
+        WorkbenchError: if no family reads the config, with the reason of the family that reads most of its keys.
     """
     config, stored = read_config(path), _stored_shapes(path)
     found: list[tuple[tuple[float, ...], Nearest]] = []
@@ -97,7 +97,7 @@ def scaffold(name: str, path: Path, folder: Path = Path()) -> tuple[Path, Path]:
     """Write `NAME.py`, which registers the family `name`, and `test_NAME.py` into `folder`, and return both.
 
     Raises:
-        WorkbenchError: for a name that no function can have, a known family, and files that are there already.
+        WorkbenchError: for a name that is no identifier, a known family, or files that exist already.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise WorkbenchError(f"a family cannot be called {name!r}: letters, digits and underscores, no digit first")
@@ -105,7 +105,7 @@ def scaffold(name: str, path: Path, folder: Path = Path()) -> tuple[Path, Path]:
     if not isinstance(model_type, str):
         raise WorkbenchError(f"{path}: config.json has no model_type, by which a family is found")
     if model_type in FAMILIES:
-        raise WorkbenchError(f"{path}: its family {model_type!r} is read already; `workbench check {path}`")
+        raise WorkbenchError(f"{path}: its family {model_type!r} is known already; `workbench model check {path}`")
     files = folder / f"{name}.py", folder / f"test_{name}.py"
     if there := next((file for file in files if file.exists()), None):
         raise WorkbenchError(f"{there}: is there already; move it, or choose another name")
@@ -119,7 +119,7 @@ def scaffold(name: str, path: Path, folder: Path = Path()) -> tuple[Path, Path]:
 
 
 def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the stored tensors; none where the folder has no weights yet."""
+    """Return the shapes of the stored tensors; empty if the folder has no weights yet."""
     try:
         tensors = open_checkpoint(path).tensors
     except WorkbenchError:
@@ -130,7 +130,7 @@ def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 def _likeness(
     config: ConfigFields, family: str, unknown: dict[str, Any], stored: dict[str, tuple[int, ...]]
 ) -> tuple[tuple[float, ...], Nearest]:
-    """Return how like the folder is to a family, as numbers to compare in order, and what is known of it."""
+    """Return the similarity of the folder to a family, as numbers to compare in order, and the match itself."""
     renames = {} if family in FAMILIES and _reads(config, family) else _aliases(config)
     fields = as_family(renamed(config, **renames), family)
     try:
@@ -163,7 +163,7 @@ def _reads(config: ConfigFields, family: str) -> bool:
 
 
 def _aliases(config: ConfigFields) -> dict[str, str]:
-    """Return the commonest name of each size that the config has under another, with that."""
+    """Return the most common name of each size -> the config's own name for it, where they differ."""
     found = {}
     for usual, *others in FIELD_ALIASES.values():
         other = next((name for name in others if config.get(name) is not None), None)
@@ -173,7 +173,7 @@ def _aliases(config: ConfigFields) -> dict[str, str]:
 
 
 def _first_layer(those: Mapping[str, object], others: Mapping[str, object], names: CheckpointNames) -> tuple[str, ...]:
-    """Return the names that the others lack, of the first layer and outside of the layers, a mixture's first expert."""
+    """Return names of `those` that `others` lack: outside of layers, and in the first layer and its first expert."""
     found = [name for name in those if name not in others]
     later = [f"{names.layer}.", ".experts."]
     return tuple(
@@ -184,12 +184,12 @@ def _first_layer(those: Mapping[str, object], others: Mapping[str, object], name
 
 
 def _known(key: str, family: str) -> bool:
-    """Return whether a family's reader mentions a key, or the key changes nothing."""
+    """Return whether a family's reader mentions a key, or the key has no effect."""
     return key in NEUTRAL_KEYS or key in mentioned_keys(FAMILIES[family].read)
 
 
 def mentioned_keys(reader: Any) -> frozenset[str]:
-    """Return every text in the code of `reader` and of the functions and tables of this package that it uses."""
+    """Return every string in the code of `reader`, and in the functions and tables of this package that it uses."""
     seen: set[int] = set()
     found: set[str] = set()
     queue: list[Any] = [reader]
@@ -230,11 +230,11 @@ def _table(name: str, model_type: str, path: Path, near: Nearest) -> str:
     unknown = f"{{\n{unknown}}}" if unknown else "{}"
     renames = ", ".join(f"{ours}={json.dumps(theirs)}" for ours, theirs in near.renames.items())
     lines = [
-        f'"""Read the family {model_type}: of those that are known its tensors and keys are nearest to {near.family}.',
+        f'"""Read the family {model_type}: its tensors and keys are most similar to those of {near.family}.',
         "",
-        f"Scaffolded from {path}:",
+        f"Scaffolded from {path}, which is MODEL here:",
         "",
-        f"    workbench check {path} --custom {name}.py",
+        f"    workbench model check MODEL --custom {name}.py",
         f"    python -m pytest test_{name}.py",
         '"""',
         "",

@@ -1,2 +1,2 @@
-"""Claims: their evidence, stored records, verdicts and ledger. It may not import widgets, the lab or the command
-line."""
+"""Judge claims: evidence, stored records, verdicts and ledger. This package may not import widgets, the lab or the
+command line."""

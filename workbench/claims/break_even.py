@@ -14,14 +14,14 @@ MAX_TOKENS = 1 << 24  # longest request considered
 
 @dataclass(frozen=True)
 class RooflineMachine:
-    """One model on `gpus` accelerators of one kind, in 16 bits a number; its step times are lower bounds."""
+    """One model on `gpus` equal accelerators, with 16 bits per number; its step times are lower bounds."""
 
     name: str
     times: StepTimeModel
 
     @classmethod
     def build(cls, shape: str, hardware: str | Hardware, gpus: int = 1) -> RooflineMachine:
-        """Build the named shape on a data sheet's machine, or on hardware figures."""
+        """Build the named shape on hardware named by a data sheet, or given by figures."""
         found = named_hardware(hardware) if isinstance(hardware, str) else hardware
         times = roofline_step_times(ModelSizes.dense(named_shape(shape)), found, gpus)
         return cls(f"{shape}, {gpus} x {found.name}", times)
@@ -39,7 +39,7 @@ class RooflineMachine:
 
 
 def smallest_where(predicate: Callable[[int], bool], start: int = 1, limit: int = MAX_TOKENS) -> int | None:
-    """Return the least integer in [start, limit] from which `predicate` holds, by bisection; None where it fails at
+    """Return the smallest integer in [start, limit] from which `predicate` holds, by bisection; None if it fails at
     `limit`.
 
     The predicate must be monotonic.
@@ -56,8 +56,8 @@ def smallest_where(predicate: Callable[[int], bool], start: int = 1, limit: int 
 def prefill_break_even_points(machine: RooflineMachine) -> dict[str, int | None]:
     """Return prompt lengths in tokens at which prefill time changes its growth.
 
-    Time is flat within 10% of one token's. Doubling the prompt doubles time from 1.9 times on, more than doubles it
-    from 2.2 times on, and triples it once attention is half of the work.
+    Time is flat while within 10% of the time of one token. Doubling the prompt counts as doubling time from a factor
+    of 1.9 on, and as more than doubling from 2.2 on; it triples time once attention is half of the work.
     """
     flat = smallest_where(lambda n: machine.prefill(n) > 1.1 * machine.prefill(1))
     return {

@@ -14,7 +14,7 @@ EvidenceNumbers = Any  # a rule's input: a run's rows, or named values of a calc
 
 @dataclass(frozen=True)
 class ClaimSource:
-    """A text that makes the claim, with its figures, in our words."""
+    """A text that makes the claim, summarized in our words with its figures."""
 
     name: str
     figures: str
@@ -22,7 +22,7 @@ class ClaimSource:
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """The experiment `name`.yaml beside the claims; its rows are the numbers. `quick` are settings for a first look."""
+    """The experiment `name`.yaml beside the claims; its rows are the numbers. `quick`: settings for a first look."""
 
     name: str
     quick: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class CalculationEvidence:
 class MeasurementEvidence:
     """A small measurement on this machine, stored as a record of its `name`; several claims may share it.
 
-    `numbers` takes a flag for a quick look. `timed` is false where contention changes nothing.
+    `numbers` takes a flag for a quick look. `timed` is False if contention cannot change the numbers.
     """
 
     name: str
@@ -50,14 +50,14 @@ class MeasurementEvidence:
 
 @dataclass(frozen=True)
 class MissingEvidence:
-    """Hardware or software that a test would need and that is not here."""
+    """Hardware or software that a test needs and this machine lacks."""
 
     needs: str
 
 
 @dataclass(frozen=True)
 class UnbuiltEvidence:
-    """A part that a test would need and that this project has not built: no machine is to blame, and no verdict is
+    """A part that a test needs and this project has not built: the machine is not the reason, and no verdict is
     given.
     """
 
@@ -100,10 +100,10 @@ class ClaimTrial:
     Attributes:
         evidence: the source of numbers.
         rule: returns a verdict or a ruling; its docstring states it in words.
-        examples: by outcome, numbers of the evidence's kind under which the rule gives it, or a function that computes
-            them (the same calculation with other inputs).
-        impossible: outcomes without such numbers, and the reason.
-        changed: changes of the rule made after a look at results, where the rule itself does not list them.
+        examples: by outcome, numbers of the evidence's kind for which the rule gives that outcome, or a function that
+            computes them (the same calculation with other inputs).
+        impossible: outcomes without such numbers, each with the reason.
+        changed: changes of the rule made after a look at results, if the rule itself does not list them.
     """
 
     evidence: Evidence
@@ -118,7 +118,7 @@ class ClaimTrial:
         return self.impossible.get("refuted", "")
 
     def example(self, outcome: Outcome) -> EvidenceNumbers:
-        """Return numbers under which the rule gives `outcome`. KeyError where there are none."""
+        """Return numbers for which the rule gives `outcome`. Raises KeyError if there are none."""
         found = self.examples[outcome]
         return found() if callable(found) else found
 
@@ -143,18 +143,18 @@ class Claim(Displayable):
     """A claim: `says` is the statement in our words.
 
     The first trial that can fail decides; others report other machines, or illustrate. `condition_tables` takes the
-    `RecordFolder` and makes tables of the sizes from which the claim is true.
+    `RecordFolder` and returns tables of the sizes from which the claim is true.
     """
 
     id: str
     says: str
     sources: tuple[ClaimSource, ...]
     trials: tuple[ClaimTrial, ...]
-    condition_tables: Callable[[Any], Sequence[Table]] | None = None  # of the Records that are there
+    condition_tables: Callable[[Any], Sequence[Table]] | None = None  # made from the stored records
 
     @property
     def deciding_trial(self) -> int:
-        """Return the index of the first trial whose rule can fail; 0 where none can."""
+        """Return the index of the first trial with a rule that can fail; 0 if there is none."""
         return next((place for place, trial in enumerate(self.trials) if not trial.no_test_reason), 0)
 
     def _display_table(self) -> Table:
@@ -174,7 +174,7 @@ def apply_rule(claim: Claim, trial: ClaimTrial, numbers: EvidenceNumbers) -> Ver
 
 @dataclass(frozen=True)
 class JudgeRule:
-    """The rule of one claim where an experiment's judge gives verdicts on several: its verdict on `claim`."""
+    """The rule of one claim, taken from an experiment's judge of several: its verdict on `claim`."""
 
     judge: Callable[[EvidenceNumbers], Sequence[Verdict]]
     claim: str

@@ -1,4 +1,4 @@
-"""The ledger of claims: its entries, its file, and rebuilding it from calculations and stored records."""
+"""Read, write and rebuild the ledger of claims, from calculations and stored records."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import Outcome, RuleChange, Verdict
 from workbench.files import read_json_file, write_atomically
 from workbench.runs.folder import finite_json
+from workbench.units import format_percent
 
 NOT_RUN = "not run yet"
 NO_TEST = "no test"  # shown for a rule that cannot fail
@@ -36,7 +37,7 @@ class LedgerEntry(Displayable):
     """The verdict of one trial.
 
     Attributes:
-        outcome: None where the evidence was not run yet, or the rule cannot fail (`no_test` has the reason).
+        outcome: None if the evidence was not run yet, or the rule cannot fail (`no_test` has the reason).
         contention: share of the processor that other processes had during the measurement.
         remark: warnings about the record.
         level: the processor's instruction set (`workbench.machine.processor.LEVELS`).
@@ -64,7 +65,7 @@ class LedgerEntry(Displayable):
 
     def _display_table(self) -> Table:
         values = asdict(self) | {
-            "contention": None if self.contention is None else f"{self.contention:.0%} of the processor had others"
+            "contention": self.contention and f"{format_percent(self.contention)} of the processor used by others"
         }
         hidden = ("outcome", "figures", "changed")
         rows = [(name, value) for name, value in values.items() if name not in hidden and value]
@@ -80,11 +81,11 @@ class LedgerEntry(Displayable):
         return replace(self, **found, figures=figures, changed=(*self.changed, *verdict.changed))
 
 
-Ledger = dict[str, tuple[LedgerEntry, ...]]  # by the claim's id, one entry a trial
+Ledger = dict[str, tuple[LedgerEntry, ...]]  # by claim id, one entry per trial
 
 
 def read_ledger(file: Path) -> Ledger:
-    """Read the ledger in `file`, empty where there is none yet."""
+    """Read the ledger in `file`; empty if the file does not exist."""
     if not file.exists():
         return {}
     try:
@@ -97,7 +98,7 @@ def read_ledger(file: Path) -> Ledger:
 
 
 def write_ledger(ledger: Mapping[str, Sequence[LedgerEntry]], file: Path) -> None:
-    """Write the whole file at once; it is never edited by hand."""
+    """Write the whole ledger file, which is never edited by hand."""
     claims: dict[str, Any] = {id: [_short(entry) for entry in entries] for id, entries in ledger.items()}
     value = {"written by": "workbench claims run", "claims": claims}
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -117,18 +118,18 @@ def _short(entry: LedgerEntry) -> dict[str, Any]:
 
 
 class RecordFolder:
-    """The records of a folder, each read once. `experiments` is the folder of the experiments' files."""
+    """The records of a folder, each read once. `experiments` is the folder of experiment files."""
 
     def __init__(self, folder: Path, experiments: Path) -> None:
         self.folder, self.experiments = folder, experiments
         self._known: dict[str, tuple[StoredRecord, ...]] = {}
 
     def latest(self, evidence: RunEvidence | MeasurementEvidence) -> StoredRecord | None:
-        """Return the record that decides, None where there is none."""
+        """Return the deciding record; None without records."""
         return next(iter(self.all(evidence)), None)
 
     def all(self, evidence: RunEvidence | MeasurementEvidence) -> tuple[StoredRecord, ...]:
-        """Return every record of the evidence from all machines, the one that decides first."""
+        """Return all records of the evidence from all machines, the deciding record first."""
         name = record_name(evidence)
         if name not in self._known:
             self._known[name] = stored_records(
@@ -143,7 +144,7 @@ class RecordFolder:
 def judge_trial(claim: Claim, trial: ClaimTrial, records: RecordFolder) -> LedgerEntry:
     """Judge a trial by its calculation or by its deciding record; without a record the entry has no verdict.
 
-    A record that the rule cannot read gives no verdict either, and a remark says so; other claims are unaffected.
+    A record that the rule cannot read gives no verdict but a remark; other claims are unaffected.
     """
     evidence = trial.evidence
     empty = LedgerEntry(trial.evidence_label, changed=trial.changed, no_test=trial.no_test_reason)
@@ -175,7 +176,7 @@ def judge_record(claim: Claim, trial: ClaimTrial, record: StoredRecord, records:
 
 
 def rebuild_ledger(claims: Mapping[str, Claim], records: RecordFolder, previous: Ledger) -> Ledger:
-    """Rebuild the ledger of `claims`. A calculation with an unchanged result has its old date."""
+    """Rebuild the ledger of `claims`. A calculation with an unchanged result keeps its old date."""
     ledger: Ledger = {}
     for id, claim in claims.items():
         entries = [judge_trial(claim, trial, records) for trial in claim.trials]

@@ -1,4 +1,4 @@
-"""Find the claims of a folder: each file lists a few of them in `CLAIMS`."""
+"""Find the claims of a folder: each file lists claims in `CLAIMS`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from workbench.claims.claim import OUTCOMES, Claim, ClaimTrial, apply_rule
 from workbench.custom import resolve_path
 from workbench.errors import WorkbenchError, nearest
 from workbench.experiment.verdict import Outcome
+from workbench.own_folder import OWN_EXPERIMENTS
 
-CLAIMS_FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "claims"
+CLAIMS_FOLDER = OWN_EXPERIMENTS / "claims"
 
 
 def load_claims(folder: Path = CLAIMS_FOLDER) -> dict[str, Claim]:
@@ -30,19 +31,19 @@ def load_claims(folder: Path = CLAIMS_FOLDER) -> dict[str, Claim]:
                 raise WorkbenchError(f"claim {claim.id!r} is in {places[claim.id]} and in {file.name}; rename one")
             found[claim.id], places[claim.id] = claim, file.name
     if not found:
-        raise WorkbenchError(f"{folder}: no claims there; name a folder of files with CLAIMS")
+        raise WorkbenchError(f"{folder}: no claims there; give a folder of files with CLAIMS")
     return found
 
 
 def select_claims(claims: dict[str, Claim], ids: Sequence[str]) -> dict[str, Claim]:
-    """Select the claims `ids`, all where none are named. WorkbenchError for an unknown id."""
+    """Select the claims `ids`; an empty `ids` selects all. WorkbenchError for an unknown id."""
     for wrong in (id for id in ids if id not in claims):
         raise WorkbenchError(f"no claim {wrong!r}{nearest(wrong, claims)}; `workbench claims` lists them")
     return {id: claims[id] for id in ids} if ids else claims
 
 
 def claim_errors(claim: Claim) -> list[str]:
-    """List errors of a claim: rules that do not give the outcomes they declare, or that judge another claim."""
+    """List errors of a claim: rules that do not give their declared outcomes, or judge another claim."""
     wrong = [] if claim.trials else ["has no trial"]
     for number, trial in enumerate(claim.trials, 1):
         wrong += [f"trial {number}: {fault}" for fault in _trial_errors(claim, trial)]
@@ -66,7 +67,7 @@ def _trial_errors(claim: Claim, trial: ClaimTrial) -> list[str]:
 
 
 def _example_errors(claim: Claim, trial: ClaimTrial, wanted: Outcome) -> list[str]:
-    """List errors of the evidence that should give `wanted`."""
+    """List errors of the example that should give the outcome `wanted`."""
     verdict = apply_rule(claim, trial, trial.example(wanted))
     wrong = []
     if verdict.claim != claim.id:
@@ -76,7 +77,7 @@ def _example_errors(claim: Claim, trial: ClaimTrial, wanted: Outcome) -> list[st
     if verdict.outcome != wanted:
         wrong.append(f"{verdict.outcome} by numbers that should give {wanted!r} ({verdict.reason})")
     if verdict.outcome == "holds-with-limits" and not verdict.limits:
-        wrong.append("holds with limits and does not say which")
+        wrong.append("holds with limits but states no limits")
     if not verdict.rule or not verdict.reason:
         wrong.append("its rule has no words, or gives no reason")
     return wrong

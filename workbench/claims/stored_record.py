@@ -15,8 +15,7 @@ from workbench.machine.environment import environment
 from workbench.machine.processor import MAX_CONTENTION, cpu_times, others_cpu_share, simd_level_of
 from workbench.runs.folder import write_dated_record
 from workbench.runs.record import Record
-
-GIB = 2**30
+from workbench.units import format_percent
 
 
 def describe_machine(environment: Mapping[str, Any], experiment: Mapping[str, Any] | None = None) -> str:
@@ -30,7 +29,7 @@ def describe_machine(environment: Mapping[str, Any], experiment: Mapping[str, An
         return ", ".join(environment["gpu"])
     cpu, size = environment["cpu"], environment.get("memory_bytes")
     words = [cpu["model"], f"{cpu['usable_cores']} cores"]
-    return ", ".join(words + ([f"{size / GIB:.0f} GiB"] if size else []))
+    return ", ".join(words + ([f"{size / 2**30:.0f} GiB"] if size else []))
 
 
 def _simulated(experiment: Mapping[str, Any]) -> str:
@@ -61,9 +60,9 @@ class StoredRecord:
 
     @property
     def instruction_set(self) -> str | None:
-        """Return the processor's instruction set, from the CPU flags where the record does not name it.
+        """Return the processor's instruction set, derived from the CPU flags if the record does not name it.
 
-        None where time was simulated, or the model was on another device.
+        None if time was simulated, or the model was on another device.
         """
         if self.simulated or (self.experiment or {}).get("model", {}).get("device", "cpu") != "cpu":
             return None
@@ -83,7 +82,7 @@ class StoredRecord:
         """Return warnings about the record: contention, or an experiment that has changed since."""
         remarks = []
         if self.is_noisy:
-            remarks.append(f"other processes took {self.contention:.0%} of the processor")
+            remarks.append(f"other processes took {format_percent(self.contention)} of the processor")
         if self.experiment_changed(file):
             remarks.append("the experiment has been changed since")
         return "; ".join(remarks)
@@ -94,9 +93,9 @@ class StoredRecord:
 
 
 def stored_records(name: str, folder: Path, timed: bool = True) -> tuple[StoredRecord, ...]:
-    """Return the records called `name` in `folder`, the one that decides first, then the newest.
+    """Return the records called `name` in `folder`: the deciding record, then the others from the newest on.
 
-    Where times matter (`timed`), the newest record without contention decides. WorkbenchError for an unreadable record.
+    If times matter (`timed`), the newest record without contention decides. WorkbenchError for an unreadable record.
     """
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}\.json")
     files = sorted(file for file in folder.glob(f"{name}-*.json") if pattern.fullmatch(file.name))
@@ -130,7 +129,7 @@ def store_run(record: Record, name: str, folder: Path) -> Path:
 
 
 def run_measurement(evidence: MeasurementEvidence, quick: bool) -> dict[str, Any]:
-    """Measure now, and return the numbers as a record stores them."""
+    """Measure now, and return the numbers in the form stored in a record."""
     current_environment = environment()
     before = cpu_times()
     numbers = evidence.numbers(quick)
@@ -144,13 +143,13 @@ def run_measurement(evidence: MeasurementEvidence, quick: bool) -> dict[str, Any
 
 
 def _same_experiment(recorded: Mapping[str, Any], file: Path) -> bool:
-    """Return whether a file still has the recorded experiment, apart from its question and its judge.
+    """Return whether a file still has the recorded experiment, ignoring its question and judge.
 
-    Settings that are newer than the record have their defaults.
+    Settings newer than the record must have their defaults.
     """
     left_out = {"question", "judge"}
     try:
-        then = Experiment.from_values({**recorded}, "record")
+        then = Experiment.from_record(recorded, "record")
     except WorkbenchError:
-        return False  # it has settings that no longer exist
+        return False  # the record has settings that no longer exist
     return then.model_dump(exclude=left_out) == Experiment.from_file(file).model_dump(exclude=left_out)

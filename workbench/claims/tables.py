@@ -1,4 +1,4 @@
-"""Tables of the ledger, one line a claim or all details of one claim, and the chart of a claim's evidence."""
+"""Tabulate the ledger, one line per claim or all details of one claim, and draw the chart of a claim's evidence."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from workbench.claims.stored_record import StoredRecord
 from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
+from workbench.units import format_percent
 
 HEADINGS = ("claim", "statement", "verdict", "machine", "level", "elsewhere")
 ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN, NO_TEST)
@@ -30,25 +31,23 @@ TRIAL_FIELDS = ("reason", "limits", "machine", "level", "evidence", "record", "d
 
 
 def latest_run_record(claim: Claim, records: RecordFolder) -> StoredRecord | None:
-    """Return the record of the first of the claim's runs that has one."""
+    """Return the latest record of the claim's first run with records; None without one."""
     runs = [trial.evidence for trial in claim.trials if isinstance(trial.evidence, RunEvidence)]
     return next((record for run in runs if (record := records.latest(run)) is not None), None)
 
 
 def draw_claim(claim: Claim, records: RecordFolder, file: Path) -> None:
-    """Draw the run's chart as `file`, .svg or .png. WorkbenchError where there is no run, or drawing is impossible."""
+    """Draw the chart of the claim's run to `file`, .svg or .png. WorkbenchError without a run, or if drawing fails."""
     from workbench.experiment.experiment import Experiment
-    from workbench.measure.chart import render_chart
-    from workbench.measure.compare_variants import chart_of
+    from workbench.measure.compare_variants import draw_variants
 
     record = latest_run_record(claim, records)
     if record is None or record.experiment is None:
         raise WorkbenchError(f"claim {claim.id}: has no record of a run, so no picture; see `workbench claims show`")
     if file.suffix not in (".svg", ".png"):
-        raise WorkbenchError(f"{file}: name a file that ends in .svg or .png")
-    experiment = Experiment.from_values(record.experiment, record.name)
-    _, draw = chart_of(experiment, record.numbers)
-    content = render_chart(draw(record.numbers, experiment.question), file.suffix[1:])
+        raise WorkbenchError(f"{file}: must end in .svg or .png")
+    experiment = Experiment.from_record(record.experiment, record.name)
+    content = draw_variants(experiment, record.numbers).render(file.suffix[1:])
     try:
         write_atomically(file, lambda out: out.write(content))
     except OSError as error:
@@ -56,14 +55,14 @@ def draw_claim(claim: Claim, records: RecordFolder, file: Path) -> None:
 
 
 def claim_entries(claim: Claim, ledger: Ledger) -> tuple[LedgerEntry, ...]:
-    """Return the claim's entries of the ledger, and empty ones for trials that are missing there."""
+    """Return the claim's ledger entries, with empty entries for trials missing from the ledger."""
     labels = [trial.evidence_label for trial in claim.trials]
     found = zip_longest(labels, ledger.get(claim.id, ())[: len(labels)])
     return tuple(entry if entry and entry.evidence == label else LedgerEntry(label) for label, entry in found)
 
 
 def claim_rows(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = None) -> list[dict[str, Any]]:
-    """Return one row a claim, from the trial that decides; only those with `verdict` where one is given."""
+    """Return one row per claim, from its deciding trial; with `verdict`, only claims of that verdict."""
     rows = []
     for id, claim in claims.items():
         others = list(claim_entries(claim, ledger))
@@ -94,17 +93,19 @@ def count_verdicts(rows: list[dict[str, Any]]) -> str:
 
 
 def row_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row of the listing as text; verdicts of other trials are counted."""
+    """Return a row of the listing as text, with a count of the verdicts of other trials."""
     others = Counter(other["verdict"] for other in row["elsewhere"])
     elsewhere = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
     return row["claim"], row["statement"], row["verdict"], row["machine"], row["level"] or "", elsewhere
 
 
-def measure_command(claim: Claim, trial: ClaimTrial) -> str:
-    """Return the command that measures a trial again."""
-    if isinstance(trial.evidence, RunEvidence):
+def measure_command(claim: Claim, trial: ClaimTrial, option: str = "") -> str:
+    """Return the command that measures a trial again; `option` names a folder of other claims than the workbench's."""
+    if isinstance(trial.evidence, RunEvidence) and not option:
         return f"workbench run experiments/{trial.evidence.name}.yaml"
-    return "-" if isinstance(trial.evidence, MissingEvidence | UnbuiltEvidence) else f"workbench claims run {claim.id}"
+    if isinstance(trial.evidence, MissingEvidence | UnbuiltEvidence):
+        return "-"
+    return f"workbench claims run {claim.id}{option}"
 
 
 def rule_source(trial: ClaimTrial) -> str:
@@ -122,7 +123,7 @@ def rule_source(trial: ClaimTrial) -> str:
 
 
 def figures_table(claim: Claim, entries: tuple[LedgerEntry, ...]) -> Table:
-    """Tabulate the figures of the sources and ours."""
+    """Tabulate the sources' figures next to ours."""
     rows = [(f"source {source.name}", source.figures) for source in claim.sources]
     for entry in entries:
         whose = entry.machine or entry.evidence
@@ -131,8 +132,8 @@ def figures_table(claim: Claim, entries: tuple[LedgerEntry, ...]) -> Table:
     return Table("figures of the sources, and ours", rows, ("whose", "figures"))
 
 
-def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[str, Any]:
-    """Return all details of one claim, as for JSON."""
+def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder, option: str = "") -> dict[str, Any]:
+    """Return all details of one claim, as for JSON; `option` ends its commands."""
     entries = claim_entries(claim, ledger)
     trials = []
     for trial, entry in zip(claim.trials, entries, strict=True):
@@ -142,7 +143,7 @@ def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[st
                 "reason": entry.reason, "limits": entry.limits,
                 "machine": entry.machine, "date": entry.date, "record": entry.record, "remark": entry.remark,
                 "figures": dict(entry.figures), "rule": entry.rule, "rule_source": rule_source(trial),
-                "command": measure_command(claim, trial), "level": entry.level, "no_test": entry.no_test,
+                "command": measure_command(claim, trial, option), "level": entry.level, "no_test": entry.no_test,
                 "changed": [str(change) for change in entry.changed],
                 "never": {str(outcome): reason for outcome, reason in trial.impossible.items()},
             }
@@ -155,13 +156,13 @@ def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[st
         "statement": claim.says,
         "sources": [{"name": source.name, "figures": source.figures} for source in claim.sources],
         "trials": trials,
-        "picture": f"workbench claims show {claim.id} --picture {claim.id}.svg" if drawable else None,
+        "picture": f"workbench claims show {claim.id} --picture {claim.id}.svg{option}" if drawable else None,
         "where": [{"title": t.title, "headings": list(t.headings), "rows": [list(r) for r in t.rows]} for t in tables],
     }
 
 
 def _by_machine(claim: Claim, records: RecordFolder) -> list[Table]:
-    """Tabulate all records of each trial, judged by the same rule, one machine a row."""
+    """Tabulate all records of each trial, judged by the same rule, one row per machine."""
     found = []
     for trial in claim.trials:
         if not isinstance(trial.evidence, RunEvidence | MeasurementEvidence) or not (
@@ -176,7 +177,7 @@ def _by_machine(claim: Claim, records: RecordFolder) -> list[Table]:
 
 def _machine_row(entry: LedgerEntry) -> tuple[str, ...]:
     values = ", ".join(f"{name}: {_number(value)}" for name, value in entry.figures.items()) or entry.reason
-    contention = "" if entry.contention is None else f"{entry.contention:.0%}"
+    contention = "" if entry.contention is None else format_percent(entry.contention)
     return (
         entry.machine,
         entry.level or "",

@@ -1,4 +1,4 @@
-"""Update the ledger: measure evidence, each experiment once in a process of its own, then store, judge and write."""
+"""Update the ledger: measure evidence (each experiment once, in its own process), then store, judge and write."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MeasurementFailures = dict[str, str]  # error messages by the evidence's name
 def evidence_to_measure(
     claims: Iterable[Claim], records: RecordFolder, missing: bool
 ) -> dict[str, RunEvidence | MeasurementEvidence]:
-    """Return the evidence to be measured for `claims`, each once.
+    """Return the evidence to measure for `claims`, without duplicates.
 
-    With `missing` this is evidence without a record, or with a record of an experiment that has changed since.
+    With `missing`, only evidence without a record, or with a record of an experiment that has changed since.
     """
     found: dict[str, RunEvidence | MeasurementEvidence] = {}
     for claim in claims:
@@ -60,7 +60,7 @@ def measure_all(
 ) -> MeasurementFailures:
     """Measure each evidence, and store its record in `folder`; run folders go to `out`.
 
-    A failure is returned by name, and the rest goes on.
+    Failures are returned by evidence name; measuring continues after them.
     """
     faults: MeasurementFailures = {}
     for number, (name, each) in enumerate(evidence.items(), 1):
@@ -113,16 +113,16 @@ def update_ledger(
 ) -> LedgerUpdate:
     """Measure the evidence of claims, and write the ledger.
 
-    Experiments lie beside `folder`. Calculations are always repeated, and claims that share a record with the selected
-    ones get their verdict from the new record too.
+    Experiments are in the parent of `folder`. Calculations are always repeated, and claims that share a record with
+    selected claims get a new verdict from it too.
 
     Args:
         folder: the claims' folder, with the ledger.
-        ids: claims to measure, all where none are named.
+        ids: claims to measure; empty for all.
         records: folder of stored records.
         out: folder for run folders.
         missing: measure only evidence without a record.
-        measure: without it nothing is measured.
+        measure: measure evidence; False only judges stored records.
         quick: take a first look, which neither stores records nor writes the ledger.
         report_progress: called with a line for each measurement.
     """

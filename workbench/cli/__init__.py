@@ -1,7 +1,8 @@
-"""The command line. Each command has a file in this folder, except `run`, `generate`, `inspect` and `doctor`.
+"""The command line: groups of commands. Each command has a file in this folder, except `run`, `generate`, `inspect` and
+`doctor`.
 
-Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the environment is wrong,
-70 a fault of the workbench itself, 130 interrupted.
+Exit codes: 0 done; 1 the command ran and something differs or failed; 2 the input or the environment is wrong; 70 a bug
+of the workbench itself; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from workbench import __version__
 from workbench.cli import (
@@ -27,19 +29,17 @@ from workbench.cli import (
     bench,
     capacity,
     chat,
-    check,
     claims,
-    convert,
     cost,
     init,
     kernels,
     keys,
     lab,
-    memory,
     model,
-    new_family,
     quality,
     replay,
+    reports,
+    runs,
     serve,
     simulate,
     sweep,
@@ -47,70 +47,40 @@ from workbench.cli import (
     usage,
     zoo,
 )
-from workbench.cli import reports as export
-from workbench.cli import reports as report
-from workbench.cli import reports as reproduce
-from workbench.cli import runs as records
-from workbench.cli.shared import AsJson, Custom, console, parse_settings, print_json
+from workbench.cli.shared import (
+    MODEL_HELP,
+    AsJson,
+    MaxTokens,
+    Temperature,
+    changed_settings,
+    console,
+    print_json,
+    settings_option,
+)
 from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, cannot_write
 
+
+class FrontPage(TyperGroup):
+    """The list of commands by group, one line each; typer's own boxes would fill two screens."""
+
+    def format_help(self, *_: Any) -> None:
+        print("Usage: workbench COMMAND [ARGUMENT]... [--OPTION VALUE]...\n")
+        for group, commands in GROUPS.items():
+            for number, name in enumerate(commands):
+                print(f"{'' if number else group:13}{name:11}{self.commands[name].get_short_help_str(60)}")
+        print("\nCOMMAND --help shows its options, --debug the traceback of an error.")
+        print("Example: workbench run experiments/first_light.yaml")
+
+
 app = typer.Typer(
-    help="A research workbench for LLM inference.",
-    epilog="Example: `workbench run experiments/first_light.yaml`. With `--debug` errors show their traceback.",
+    cls=FrontPage,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
-]
-Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
-app.command("init", epilog="Example: `workbench init lab`, then `cd lab` and `workbench run first.yaml`")(init.init)
-app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135m --format md`")(bench.bench)
-app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
-app.command("check", epilog="Example: `workbench check MY_FOLDER`, or `workbench check shape:smollm2-135m --json`")(
-    check.check
-)
-app.command("convert", epilog="Example: `workbench convert MY_FOLDER MY_FOLDER-int4 --weights int4 --group 32`")(
-    convert.convert
-)
-app.command("new-family", epilog="Example: `workbench new-family my_model MY_FOLDER`")(new_family.new_family)
-app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
-app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
-app.command("capacity", epilog="Example: `workbench capacity azure --hardware h100 --users 1000000 --per-hour 2.50`")(
-    capacity.capacity
-)
-app.command("sweep", epilog="Example: `workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8`")(
-    sweep.sweep
-)
-app.command("runs", epilog="Example: `workbench runs --where \"cache.format = 'int8'\"`")(records.runs)
-app.command("compare", epilog="Example: `workbench compare runs/a --baseline runs/a:dense --measure ttft_s_p50`")(
-    records.compare
-)
-app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
-app.command("chat", epilog='Example: `workbench chat "What is 2 + 3?" --system "Be brief."`')(chat.chat)
-app.command("agent", epilog='Example: `workbench agent "How many seconds are 3 weeks and 2 days?" --json`')(agent.agent)
-app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
-app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b --replay`")(
-    reproduce.reproduce
-)
-app.command("replay", epilog="Example: `workbench replay chatcmpl-1a2b3c --from replays`")(replay.replay)
-app.command("report", epilog="Example: `workbench report runs/first_light-20261121-120000-1a2b --out first.html`")(
-    report.report
-)
-app.command("export", epilog="Example: `workbench export runs/first_light-20261121-120000-1a2b --uri file:mlruns`")(
-    export.export
-)
-app.command("lab", epilog="Example: `workbench lab`, or `workbench lab --check --pictures notebooks/pictures`")(lab.lab)
-app.command("serve", epilog="Example: `workbench serve smollm2 --port 8000 --set cache.format=int8`")(serve.serve)
-app.command("top", epilog="Example: `workbench top http://127.0.0.1:8000 --once`")(top.top)
-app.command("usage", epilog="Example: `workbench usage --by key,day --since 2026-11-01`")(usage.usage)
-app.add_typer(keys.app, name="keys")
-app.add_typer(model.app, name="model")
-app.add_typer(kernels.app, name="kernels")
-app.add_typer(claims.app, name="claims")
-app.add_typer(zoo.app, name="zoo")
+Sets = Annotated[list[str] | None, settings_option("backend, cache.format, sampling.seed")]
+Out = Annotated[Path, typer.Option(help="folder in which the run folder is created")]
 
 
 def _print_version(requested: bool) -> None:
@@ -122,20 +92,19 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def workbench(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="which version this is")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """A research workbench for LLM inference."""
 
 
-@app.command(epilog="Example: `workbench run experiments/first_light.yaml --set sampling.seed=7`")
 def run(
-    file: Annotated[Path, typer.Argument(help="an experiment in YAML")],
+    file: Annotated[Path, typer.Argument(help="an experiment's YAML file")],
     set_: Sets = None,
     out: Out = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment and leave a run folder."""
+    """Run an experiment and write a run folder."""
     from workbench.experiment.experiment import Experiment
     from workbench.measure.run import run as run_experiment
     from workbench.reports import terminal as report
@@ -153,50 +122,27 @@ def run(
     raise typer.Exit(1 if failed.get("refused") or failed.get("error") else 0)
 
 
-@app.command(epilog='Example: `workbench generate "def fibonacci(n):" --max-tokens 48`')
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
-    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo, shape:NAME or one of `model list`")] = "demo",
-    max_tokens: Annotated[int, typer.Option(help="how many tokens at most")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass")] = 0.9,
-    top_k: Annotated[int, typer.Option(help="keep this many of the likeliest tokens; 0 keeps all")] = 0,
-    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    backend: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-    speculate: Annotated[
-        str, typer.Option(help="none, prompt_lookup, draft, or settings: '{kind: draft, model: FOLDER}'")
-    ] = "none",
-    custom: Custom = None,
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "demo",
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.7,
+    set_: Annotated[
+        list[str] | None,
+        settings_option("backend, model.dtype, speculate, sampling.top_p, sampling.seed, sampling.stop"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, as it is generated."""
-    gc.disable()  # objects of modules stay: collections among them take half a second of the time to the first token
+    """Continue a text, and print it as it is generated."""
+    gc.disable()  # a garbage collection while modules load would add half a second to the time to first token
     from workbench.measure.generate import generate_text
     from workbench.progress import discard, to_stderr
 
     gc.enable()
-    sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-    }
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": 0.9}
+    settings = changed_settings({"model": {"name": model}, "sampling": sampling}, set_)
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
-    result = generate_text(
-        prompt,
-        model,
-        backend,
-        dtype,
-        sampling,
-        show,
-        discard if as_json else to_stderr,
-        parse_settings("--speculate", speculate),
-        custom,
-    )
+    result = generate_text(prompt, settings, show, discard if as_json else to_stderr)
     if as_json:
         print_json(result)
     else:
@@ -205,12 +151,11 @@ def generate(
         raise typer.Exit(_fail(result["error"], code=1))
 
 
-@app.command(epilog="Example: `workbench inspect runs/first_light-20261121-120000-1a2b`")
 def inspect(
     folder: Annotated[Path, typer.Argument(help="a run folder")],
     as_json: AsJson = False,
 ) -> None:
-    """Show the contents of a run folder, and check that it is complete."""
+    """Show a run folder, and check that it is complete."""
     from workbench.reports import terminal as report
     from workbench.runs.record import Record
 
@@ -222,9 +167,10 @@ def inspect(
         report.show(record, console(wide=False))
 
 
-@app.command(epilog="Example: `workbench doctor --json`")
 def doctor(as_json: AsJson = False) -> None:
-    """Show installed components, the backends that work here, and why the others do not."""
+    """Show installed parts and the backends that work here.
+
+    For each backend that does not work, the reason is shown."""
     from workbench.machine.doctor import diagnose, show
 
     found = diagnose()
@@ -234,14 +180,63 @@ def doctor(as_json: AsJson = False) -> None:
         show(found, console(wide=False))
 
 
+Command = tuple[Callable[..., None] | typer.Typer, str]  # the function that the command calls, and example arguments
+GROUPS: dict[str, dict[str, Command]] = {
+    "experiments": {
+        "run": (run, "run experiments/first_light.yaml --set sampling.seed=7"),
+        "sweep": (sweep.sweep, "sweep experiments/kv_precision.yaml --set cache.format=dense,int8"),
+        "compare": (runs.compare, "compare runs/a --baseline runs/a:dense --measure ttft_s_p50"),
+        "report": (reports.report, "report runs/first_light-20261121-120000-1a2b --out first.html"),
+        "reproduce": (reports.reproduce, "reproduce runs/first_light-20261121-120000-1a2b --replay"),
+        "replay": (replay.replay, "replay chatcmpl-1a2b3c --from replays"),
+        "runs": (runs.runs, "runs --where \"cache.format = 'int8'\""),
+        "export": (reports.export, "export runs/first_light-20261121-120000-1a2b --uri file:mlruns"),
+    },
+    "models": {"model": (model.app, "")},
+    "texts": {
+        "generate": (generate, 'generate "def fibonacci(n):" --max-tokens 48'),
+        "chat": (chat.chat, 'chat "What is 2 + 3?" --system "Be brief."'),
+        "agent": (agent.agent, 'agent "How many seconds are 3 weeks and 2 days?" --json'),
+        "batch": (batch.batch, "batch questions.jsonl answers.jsonl"),
+        "inspect": (inspect, "inspect runs/first_light-20261121-120000-1a2b"),
+    },
+    "servers": {
+        "serve": (serve.serve, "serve smollm2 --port 8000 --set cache.format=int8"),
+        "keys": (keys.app, ""),
+        "usage": (usage.usage, "usage --by key,day --since 2026-11-01"),
+        "top": (top.top, "top http://127.0.0.1:8000 --once"),
+    },
+    "speed, cost": {
+        "bench": (bench.bench, "bench shape:smollm2-135m --format md"),
+        "kernels": (kernels.app, ""),
+        "quality": (quality.quality, 'quality "four bits: cache.format=int4"'),
+        "simulate": (simulate.simulate, "simulate azure --set executor.instances=8"),
+        "capacity": (capacity.capacity, "capacity azure --users 1000000 --per-hour 2.50"),
+        "cost": (cost.cost, "cost --set requests=1000 --set arrivals=poisson"),
+    },
+    "findings": {"zoo": (zoo.app, ""), "claims": (claims.app, "")},
+    "setup": {
+        "lab": (lab.lab, "lab 07_many_requests.py --port 8889"),
+        "init": (init.init, "init my_project"),
+        "doctor": (doctor, "doctor --json"),
+    },
+}
+for commands in GROUPS.values():
+    for name, (command, example) in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, epilog=f"Example: `workbench {example}`")(command)
+
+
 @functools.cache
 def _command() -> Callable[..., Any]:
-    """Return the commands with their options, which take a twentieth of a second to build."""
+    """Return the typer command with all options; building it takes 50 ms."""
     return typer.main.get_command(app)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. User errors are one line, with `--debug` the whole traceback."""
+    """Run the command line. A user's error is printed in one line, with `--debug` as a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = words[: words.index("--")] if "--" in words else words  # words after `--` are no options
     debug = "--debug" in options
@@ -261,19 +256,19 @@ def main(arguments: list[str] | None = None) -> int:
             return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
         return _fail(str(cannot_write(str(error.filename or "an output"), error)), debug)
     except Exception as error:
-        tell = getattr(error, "format_message", None)  # the CLI library's own, for wrong options
+        tell = getattr(error, "format_message", None)  # an error of typer itself, for wrong options
         if tell is not None:
             return _fail(tell(), debug)
-        level = sys.modules.get("compiled_kernels.level")  # not imported here: its import may have raised
+        level = sys.modules.get("compiled_kernels.level")  # do not import it here: its own import may have failed
         if level is not None and isinstance(error, level.LevelError):
             return _fail(str(error), debug)
         return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
 
 
 def _quiet_others() -> None:
-    """Silence warnings of libraries that a newcomer cannot mend.
+    """Silence warnings of libraries that users cannot act on.
 
-    Our own are shown; with PYTHONWARNINGS or TORCH_LOGS set, those settings hold.
+    Our own warnings are shown. If PYTHONWARNINGS or TORCH_LOGS is set, those settings apply instead.
     """
     if not sys.warnoptions:
         for name in ("torch", "triton", "torch_mlir", "jupyter", "ipywidgets"):
@@ -285,7 +280,7 @@ def _quiet_others() -> None:
 def _fail(message: str, debug: bool = False, code: int = 2) -> int:
     if debug:
         traceback.print_exc()
-    elif message:  # without any words, the CLI library has shown the help instead
+    elif message:  # without a message, typer has already shown the help
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
@@ -293,13 +288,13 @@ def _fail(message: str, debug: bool = False, code: int = 2) -> int:
 def entry() -> None:
     _quiet_others()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character still gets the text
+        if isinstance(stream, io.TextIOWrapper):  # print a replacement for characters that a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     code = main()
     try:
         sys.stdout.flush()
-    except OSError as error:  # the rest cannot be written at exit either
+    except OSError as error:  # avoid a second failure when Python closes the stream at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not code:  # else `main` has said why, of a full disk too, if more was written than is buffered
+        if not code:  # otherwise `main` has already reported an error, a full disk included
             code = 1 if isinstance(error, BrokenPipeError) else _fail(str(cannot_write("standard output", error)))
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Print an agent's run as it goes, for `workbench chat` and `workbench agent`."""
+"""Print an agent's run as it proceeds, for `workbench chat` and `workbench agent`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import WorkbenchError, nearest
 
 if TYPE_CHECKING:
-    from workbench.agents.result import AgentResult, Round
+    from workbench.agents.result import AgentResult
     from workbench.agents.rounds import AgentRun
     from workbench.trace.agent_events import AgentEvent
 
 DIM, PLAIN = "\033[2m", "\033[0m"
-MAX_RESULT = 300  # characters of a result that are shown
+MAX_RESULT = 300  # number of characters shown of a tool's result
 
 
 def show_run(run: AgentRun, as_json: bool, model: str) -> AgentResult:
-    """Print a run's events: text as it comes, thoughts dimmed, calls with their results; return the result."""
+    """Print a run as it goes (text, dimmed thoughts, calls with their results), or its result as one line of JSON;
+    return the result."""
     printer = RunPrinter((lambda text: None) if as_json else lambda text: print(text, end="", flush=True), model)
     for event in run:
         printer.show(event)
+    if as_json:
+        print(json.dumps({"model": model, **run.result.as_json()}, ensure_ascii=False), flush=True)
     return run.result
 
 
 class RunPrinter:
-    """Print events of a run. A call is shown once it is complete, with its arguments; each round says who spoke."""
+    """A printer of an agent's events. It shows a tool call once the call is complete, with its arguments, and begins
+    each round with the model's name.
+    """
 
     def __init__(self, write: Callable[[str], object], model: str):
         self._write, self._model = write, model
@@ -55,7 +60,7 @@ class RunPrinter:
         elif isinstance(event, RoundFinished):
             self._line()
             self._channel = ""
-            words = f"{event.prompt_tokens} tokens of prompt, {event.cached_tokens} of them cached"
+            words = f"{event.prompt_tokens} prompt tokens, {event.cached_tokens} of them cached"
             thought = f", {event.thinking_tokens} of them a thought" if event.thinking_tokens else ""
             self._put(
                 f"[{self._model}, round {event.round}: {words}, {event.computed_tokens} computed; "
@@ -79,38 +84,25 @@ def _is_coloured() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-def round_json(turn: Any, each: Round) -> dict[str, Any]:
-    """Return one answer and its figures as plain values."""
-    used = each.usage
-    return {
-        **turn.model_dump(mode="json", exclude={"generated_ids"}), "finish_reason": each.finish_reason,
-        "prompt_tokens": used.prompt_tokens, "cached_tokens": used.cached_tokens,
-        "computed_tokens": used.computed_tokens, "output_tokens": used.output_tokens,
-        "thinking_tokens": used.thinking_tokens,
-    }  # fmt: skip
-
-
 def load_function(path: str) -> Any:
-    """Import the function that MODULE:FUNCTION names; modules in the present folder are found too."""
+    """Import the function named by MODULE:FUNCTION; modules in the current folder are found as well."""
     module, _, name = path.partition(":")
     if not module or not name:
-        raise WorkbenchError(f"--tool {path}: give MODULE:FUNCTION")
+        raise WorkbenchError(f"--tool {path}: must be MODULE:FUNCTION")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # a module may raise whatever it likes
-        raise WorkbenchError(f"--tool {path}: cannot be imported ({error}); give MODULE:FUNCTION") from None
+    except Exception as error:  # a module may raise any exception
+        raise WorkbenchError(f"--tool {path}: cannot be imported ({error}); must be MODULE:FUNCTION") from None
     if not hasattr(found, name):
         hint = nearest(name, [each for each in dir(found) if not each.startswith("_")])
         raise WorkbenchError(f"--tool {path}: cannot be imported ({module} has no {name!r}){hint or ''}")
     return getattr(found, name)
 
 
-def read_schema(path: Path | None) -> dict[str, Any] | None:
+def read_schema(path: Path) -> dict[str, Any]:
     """Return the JSON Schema in a file as a response_format."""
-    if path is None:
-        return None
     from workbench.files import UnreadableText, read_bytes
 
     try:
@@ -118,14 +110,7 @@ def read_schema(path: Path | None) -> dict[str, Any] | None:
     except (UnreadableText, OSError) as error:
         raise WorkbenchError(f"--schema {path}: cannot be read ({error})") from None
     except (ValueError, RecursionError) as error:
-        raise WorkbenchError(f"--schema {path}: is no JSON ({error})") from None
+        raise WorkbenchError(f"--schema {path}: is not JSON ({error})") from None
     if not isinstance(schema, dict | bool):
-        raise WorkbenchError(f"--schema {path}: a JSON Schema is an object, not {type(schema).__name__}")
+        raise WorkbenchError(f"--schema {path}: a JSON Schema must be an object, not {type(schema).__name__}")
     return {"kind": "json_schema", "json_schema": schema}
-
-
-def answer_settings(schema: Path | None, thinking: int | None) -> dict[str, Any]:
-    """Return the sampling parameters that --schema and --thinking stand for."""
-    form = read_schema(schema)
-    values: dict[str, Any] = {} if form is None else {"response_format": form}
-    return values if thinking is None else {**values, "thinking": {"budget_tokens": thinking}}

@@ -2,72 +2,85 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.agent_output import answer_settings, load_function, round_json, show_run
-from workbench.cli.shared import AsJson, Custom, SpokenBy, backend_errors, speaking_model
+from workbench.cli.agent_output import load_function, read_schema, show_run
+from workbench.cli.shared import (
+    AsJson,
+    MaxTokens,
+    SpokenBy,
+    Temperature,
+    backend_errors,
+    changed_settings,
+    settings_option,
+    speaking_model,
+)
 
+if TYPE_CHECKING:
+    from workbench.agents.agent import Agent
+
+System = Annotated[str | None, typer.Option(help="system prompt")]
 Tools = Annotated[
     list[str] | None, typer.Option(metavar="MODULE:FUNCTION", help="a tool that the model may call; repeatable")
 ]
-Schema = Annotated[Path | None, typer.Option(metavar="FILE", help="a JSON Schema that the answer's text must keep")]
-ThinkingBudget = Annotated[int | None, typer.Option(min=0, help="tokens of a thought before each answer, at most")]
-
-CONVERSATION = {"max_num_seqs": 1, "prefix": "radix", "page_size": 16}  # a short turn fills no longer page
+Schema = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON Schema that the answer must match")]
+KEYS = "backend, cache.format, sampling.seed, sampling.thinking.budget_tokens"
 
 
 def chat(
     questions: Annotated[
-        list[str] | None, typer.Argument(help="what to say; without any, each line of the input")
+        list[str] | None, typer.Argument(help="messages to send; lines of standard input unless given")
     ] = None,
     model: SpokenBy = None,
-    system: Annotated[str | None, typer.Option(help="the system prompt")] = None,
+    system: System = None,
     tool: Tools = None,
     schema: Schema = None,
-    thinking: ThinkingBudget = None,
-    max_tokens: Annotated[int, typer.Option(help="how many tokens of an answer at most")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass")] = 0.9,
-    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
-    overflow: Annotated[str, typer.Option(help="over the context: refuse or cut_oldest")] = "cut_oldest",
-    backend: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
-    custom: Custom = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.7,
+    set_: Annotated[list[str] | None, settings_option(f"{KEYS}, schedule.overflow=refuse")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Talk with a model: answers stream, each begins on the cached prefix of the turns before it.
+    """Chat with a model.
 
-    With `--json`, one line for each answer, and for each result of a tool.
+    Answers stream; each begins on the cached prefix of the turns before it. `--json` prints a line for each
+    question: the answer, every turn, and the tokens, calls and results of each round.
     """
+    settings = {
+        "sampling": {"max_tokens": max_tokens, "temperature": temperature, "top_p": 0.9},
+        "schedule": {"overflow": "cut_oldest"},
+        "limits": {"seconds": None, "tokens": None},
+    }
+    tools = [load_function(each) for each in tool or ()]
+    name, talking = talking_agent(model, system, tools, schema, settings, set_, as_json)
+    talk = None
+    for question in questions or _lines():
+        asked = question if talk is None else talk.user(question)
+        talk = show_run(talking.stream(asked), as_json, name).conversation
+
+
+def talking_agent(
+    model: str | None, system: str | None, tools: list[Any], schema: Path | None, settings: dict[str, Any],
+    changes: list[str] | None, quiet: bool,
+) -> tuple[str, Agent]:  # fmt: skip
+    """Load the model that answers. Return its name and an agent; `settings` are those of the agent and the engine."""
     from workbench.agents.agent import agent
     from workbench.engine.load import load
     from workbench.progress import discard, to_stderr
 
-    tools = [load_function(each) for each in tool or ()]
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    sampling |= answer_settings(schema, thinking)
-    settings: dict[str, Any] = {**CONVERSATION, "overflow": overflow, "backend": backend, "custom": custom}
-    report = discard if as_json else to_stderr
+    report = discard if quiet else to_stderr
     name = speaking_model(model, report)
+    cache = {"prefix": "radix", "page_size": 16}  # a short turn does not fill longer pages
+    settings = changed_settings({"model": {"name": name}, "cache": cache, **settings}, changes)
+    sampling = settings.pop("sampling") | ({} if schema is None else {"response_format": read_schema(schema)})
+    own = {each: settings.pop(each) for each in ("limits", "tool_choice", "parallel_tool_calls") if each in settings}
     with backend_errors():
-        runner = load(name, report=report, **settings)
-    talking = agent(runner, tools, system, limits={"seconds": None, "tokens": None}, **sampling)
-    talk = None
-    for question in questions or _lines():
-        asked = question if talk is None else talk.user(question)
-        known = 1 if talk is None else len(talk.turns) + 1
-        result = show_run(talking.stream(asked), as_json, name)
-        talk = result.conversation
-        if as_json:
-            rounds = iter(result.rounds)
-            for turn in talk.turns[known:]:
-                line = round_json(turn, next(rounds)) if turn.role == "assistant" else turn.model_dump(mode="json")
-                print(json.dumps({"model": name, **line}, ensure_ascii=False), flush=True)
+        runner = load(**settings, max_num_seqs=1, report=report)
+    return name, agent(runner, tools, system, **own, **sampling)
 
 
 def _lines() -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""`workbench check`: what of a model is carried out, its size and speed here, and whether it is right."""
+"""`workbench model check`: show which parts of a model are supported, its size and speed on this machine, and whether
+its outputs are right.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, Custom, console, print_json
+from workbench.cli.shared import AsJson, Custom, print_json, say
 from workbench.display import Table
+from workbench.units import format_bytes, format_quantity
 
 
 def check(
     model: Annotated[str, typer.Argument(help="a folder, FILE.gguf, demo, shape:NAME or one of `model list`")],
     compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="compare with transformers, where it is installed")
+        bool, typer.Option("--compare/--no-compare", help="compare with transformers if it is installed")
     ] = True,
     custom: Custom = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a model before it is used: what is carried out, sizes, memory and speed here; and compare it with
-    transformers, naming the first module that differs."""
+    """Check a model: support, size and speed on this machine.
+
+    Outputs are compared with transformers; the first module that differs is named."""
     from workbench.check.report import check_model, passed
     from workbench.progress import discard, to_stderr
 
@@ -32,25 +36,21 @@ def check(
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what was found as one table, with the reasons why something is not carried out below it."""
-    from rich.text import Text
-
-    out = console()
-    out.print(Table("", [*_model(found), *_machine(found), *_result(found)], ("what", found["model"])))
+    """Print the result as one table, followed by the reasons for unsupported parts."""
+    say(Table("", [*_model(found), *_machine(found), *_result(found)], ("what", found["model"])))
     if "carried_out" in found:
-        out.print(_carried_out(found["carried_out"]))
-    for line in found["remarks"]:
-        out.print(Text(line), soft_wrap=True)
+        say(_carried_out(found["carried_out"]))
+    say(*found["remarks"])
     if found["problem"]:
-        out.print(Text(f"refused: {found['problem']}", style="bold red"), soft_wrap=True)
+        say(f"refused: {found['problem']}", style="bold red")
 
 
 def _model(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("family", found["family"])] if found.get("family") else []
     if files := found.get("files"):
-        rows.append(("files", f"{files['format']}, {files['tensors']:,} tensors, {_bytes(files['bytes'])}"))
+        rows.append(("files", f"{files['format']}, {files['tensors']:,} tensors, {format_bytes(files['bytes'])}"))
     if (stored := found.get("stored")) and (stored["file_bytes"] or stored["widened"]):
-        sizes = f"{_bytes(stored['bytes'])} in few bits, {_bytes(stored['file_bytes'])} in the files"
+        sizes = f"{format_bytes(stored['bytes'])} in few bits, {format_bytes(stored['file_bytes'])} in the files"
         rows.append(("stored as", f"{stored['blocks']}, head {stored['head']}: {sizes}"))
         rows += [("widened", line) for line in stored["widened"] or ["nothing"]]
     rows += [("tokenizer", found["tokenizer"])] if found.get("tokenizer") else []
@@ -65,20 +65,20 @@ def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
     if memory := found.get("memory"):
         dtype = found.get("dtype", "bfloat16")
         formats = memory["weight_bytes"].items()
-        weights = [f"{_bytes(size)} {dtype if name == 'dense' else name}" for name, size in formats]
+        weights = [f"{format_bytes(size)} {dtype if name == 'dense' else name}" for name, size in formats]
         tokens = ", ".join(f"{size:,.6g} {name}" for name, size in memory["cache_bytes_per_token"].items())
         pages = f"{', '.join(map(str, memory['pages']))} pages of {memory['page_size']} tokens"
-        whole = _bytes(memory["default_cache_bytes"])
+        whole = format_bytes(memory["default_cache_bytes"])
         rows += [
             ("weights", ", ".join(weights)),
             ("cache", f"bytes a token: {tokens}; by default {pages}, {whole}"),
-            ("free memory", _bytes(memory["available_bytes"])),
+            ("free memory", format_bytes(memory["available_bytes"])),
         ]
     if speed := found.get("speed"):
         decode, prefill = (f"at most {speed[f'{kind}_tokens_per_s']:,.4g} tokens/s" for kind in ("decode", "prefill"))
-        rates = f"{_bytes(speed['read_bytes_per_s'])}/s and {speed['flops_per_s'] / 1e9:,.4g} GFLOP/s"
-        weights = f"{_bytes(speed['weight_bytes'])} of weights"
-        beside = "; others computed meanwhile, so that it may do better: run it again" * speed["measured_beside_work"]
+        rates = f"{format_bytes(speed['read_bytes_per_s'])}/s and {format_quantity(speed['flops_per_s'], 'FLOP/s')}"
+        weights = f"{format_bytes(speed['weight_bytes'])} of weights"
+        beside = "; other processes ran meanwhile, so it may be faster: run it again" * speed["measured_beside_work"]
         rows += [
             ("decode", f"{decode} of one sequence at a context of {speed['decode_context']}"),
             ("prefill", f"{prefill} of a prompt of {speed['prefill_tokens']}"),
@@ -123,9 +123,3 @@ def _carried_out(rows: dict[str, dict[str, str | None]]) -> Table:
     ]
     note = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
     return Table("", cells, ("carried out with", *next(iter(rows.values()))), note)
-
-
-def _bytes(size: float) -> str:
-    from workbench.memory.report import format_bytes
-
-    return format_bytes(size)

@@ -1,43 +1,37 @@
-"""`workbench claims`: the ledger of claims made by texts of the field, with verdicts derived from numbers."""
+"""`workbench claims`: the ledger of claims made in publications, with verdicts derived from measurements."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, ListingFormat, console, print_json
 from workbench.display import Table
 from workbench.errors import WorkbenchError, nearest
 
-app = typer.Typer(help="The ledger of claims.", invoke_without_command=True, rich_markup_mode="markdown")
-
-
-class LedgerFormat(StrEnum):
-    TABLE = "table"
-    MD = "md"
-    JSON = "json"
+app = typer.Typer(help="List and check claims of the field.", invoke_without_command=True, rich_markup_mode="markdown")
 
 
 WIDTHS = {"claim": 24, "statement": 36, "verdict": 17, "machine": 22, "level": 7, "elsewhere": 20}  # letters
 
 Folder = Annotated[Path | None, typer.Option(help="the claims' folder; the workbench's own unless given")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="claims; all unless given")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="claims; all unless given")]
 
 
 @app.callback(epilog="Example: `workbench claims --verdict refuted --format md`")
 def claims(
     context: typer.Context,
-    format: Annotated[LedgerFormat, typer.Option(help="how the ledger is printed")] = LedgerFormat.TABLE,
+    format: Annotated[ListingFormat, typer.Option(help="output format")] = ListingFormat.TABLE,
     verdict: Annotated[
         str | None,
         typer.Option(help="holds, holds-with-limits, refuted, not-testable-here, 'not run yet' or 'no test'"),
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Print the ledger: each claim, its verdict, and the machine of the verdict."""
+    """List claims of the field with their verdicts on this machine."""
     if context.invoked_subcommand is not None:
         return
     from workbench.claims import tables
@@ -47,9 +41,9 @@ def claims(
     rows = tables.claim_rows(*_claims_and_ledger(folder), verdict)
     counts = tables.count_verdicts(rows)
     table = Table("", list(map(tables.row_cells, rows)), tables.HEADINGS, counts)
-    if format is LedgerFormat.JSON:
+    if format is ListingFormat.JSON:
         print_json(rows)
-    elif format is LedgerFormat.MD:
+    elif format is ListingFormat.MD:
         print(table.markdown(), end="")
     else:
         shown = table.rich(no_wrap=True)
@@ -62,19 +56,19 @@ def claims(
 @app.command(epilog="Example: `workbench claims run kv-gqa`, `workbench claims run --missing`")
 def run(
     ids: Ids = None,
-    quick: Annotated[bool, typer.Option("--quick", help="a first look: less is measured, nothing is recorded")] = False,
-    missing: Annotated[bool, typer.Option("--missing", help="measure only what has no record yet")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="measure less, and record nothing")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="measure only claims without a record")] = False,
     from_records: Annotated[
-        bool, typer.Option("--from-records", help="measure nothing: judge the records that are there")
+        bool, typer.Option("--from-records", help="judge existing records without measuring")
     ] = False,
     records: Annotated[
-        Path | None, typer.Option(help="folder of the records; experiments/records unless given")
+        Path | None, typer.Option(help="folder of the records; records/ beside the claims' folder unless given")
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder in which run folders are made")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="folder in which run folders are created")] = Path("runs"),
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the evidence of claims, store the records, and write the ledger."""
+    """Measure the evidence for claims, store the records, and write the ledger."""
     from workbench.claims.update import update_ledger
     from workbench.progress import progress_stages
 
@@ -103,12 +97,15 @@ def run(
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="a claim")],
     picture: Annotated[
-        Path | None, typer.Option(help="draw its run's picture into this file, .svg or .png, and print nothing")
+        Path | None, typer.Option(help="only write the picture of its run to this .svg or .png file")
     ] = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show everything about one claim: evidence, rule, our figures beside the sources', conditions, command."""
+    """Show everything about one claim: evidence, rule, our numbers and the sources' numbers, conditions, command.
+
+    The records are read from records/ beside the claims' folder.
+    """
     from workbench.claims import tables
     from workbench.claims.ledger import RecordFolder
     from workbench.claims.registry import select_claims
@@ -120,7 +117,8 @@ def show(
     records = RecordFolder(place.parent / "records", place.parent)
     if picture is not None:
         return draw_claim(claim, records, picture)
-    found = tables.claim_detail(claim, ledger, records)
+    option = f" --folder {shlex.quote(str(folder))}" if folder else ""
+    found = tables.claim_detail(claim, ledger, records, option)
     if as_json:
         return print_json(found)
     out = console()

@@ -1,4 +1,4 @@
-"""`workbench convert`: write a model's weights in another format."""
+"""`workbench model convert`: write a model's weights in another format."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, print_json, say
 from workbench.display import Table
 from workbench.errors import WorkbenchError
+from workbench.units import format_bytes
 
 TARGETS = ("compressed-tensors", "gguf")
 
 
 def convert(
     source: Annotated[str, typer.Argument(help="a folder, a .gguf file, demo or demo-draft")],
-    target: Annotated[Path, typer.Argument(help="a new folder; for gguf a new file")],
+    target: Annotated[Path, typer.Argument(help="a new folder; a new file for gguf")],
     to: Annotated[str, typer.Option(help=f"the files' format: {', '.join(TARGETS)}")] = TARGETS[0],
-    weights: Annotated[str, typer.Option(help="of matrices: int8, int4, dense; for gguf f32 to q4_0 too")] = "int4",
-    head_weights: Annotated[str, typer.Option(help="of the head: dense, or as the blocks")] = "dense",
-    group: Annotated[int, typer.Option(help="columns that share a scale in int4")] = 64,
+    weights: Annotated[str, typer.Option(help="format of matrices: int8, int4, dense; gguf: f32 to q4_0 too")] = "int4",
+    head_weights: Annotated[str, typer.Option(help="format of the head: dense, or the matrices' format")] = "dense",
+    group: Annotated[int, typer.Option(help="number of columns that share a scale in int4")] = 64,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model's matrices as INT8 or INT4, which load as quickly as they are small, or as dense ones again."""
+    """Write a model's matrices in INT8, INT4 or dense format."""
     from workbench.engine.config import parse_dtype
     from workbench.engine.loaded_model import describe_model, model_folder
     from workbench.model.hf.convert import convert_model
@@ -34,7 +35,7 @@ def convert(
         raise WorkbenchError(f"--to {to}: must be one of {', '.join(TARGETS)}")
     folder = model_folder(source)
     if folder is None:
-        raise WorkbenchError(f"{source}: a shape has no weights to convert; name a folder")
+        raise WorkbenchError(f"{source}: a shape has no weights to convert; give a model's folder")
     dtype = parse_dtype(describe_model(source)[1])
     if to == "gguf":
         found = convert_to_gguf(folder, target, weights, dtype)
@@ -46,4 +47,4 @@ def convert(
     else:
         rows = [("read", found["from"]), ("matrices", f"{found['matrices']} as {found['weights']}")]
         rows += [(key, found[key]) for key in ("tokenizer", "llama.cpp") if found.get(key)]
-        console().print(Table("", [*rows, ("written", f"{found['bytes'] / 1e6:,.1f} MB")], ("what", str(target))))
+        say(Table("", [*rows, ("written", format_bytes(found["bytes"]))], ("what", str(target))))

@@ -1,95 +1,73 @@
-"""`workbench cost`: price a workload with and without a prompt cache, or the tokens of a machine."""
+"""`workbench cost`: price a workload with and without a prompt cache, or price the tokens of a machine."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, given_options, print_json
+from workbench.cli.shared import AsJson, changed_settings, print_json, say, settings_option
 from workbench.display import Table
-from workbench.errors import WorkbenchError
-
-GENERATED_TRACES = ("azure", "mooncake")
-DAY_OPTIONS = {"question", "output", "days"}
-
-
-class Arrivals(StrEnum):
-    EVEN = "even"
-    POISSON = "poisson"
-    TRACE = "trace"
+from workbench.errors import WorkbenchError, explain
+from workbench.units import format_percent
 
 
 def cost(
-    context: typer.Context,
-    price: Annotated[str, typer.Option(help="a table that ships, or a YAML file")] = "article-a",
-    prompt: Annotated[
-        int | None, typer.Option(min=0, help="tokens of a system prompt; 2000 unless given, none before a trace")
+    prices: Annotated[str, typer.Argument(help="name of a shipped table of prices, or a YAML file")] = "article-a",
+    set_: Annotated[
+        list[str] | None,
+        settings_option(
+            "prompt, question, output (tokens of each request), requests (per day), days, arrivals (even, poisson), "
+            "trace (azure, mooncake, FILE: an hour with its own lengths and prefixes), seed",
+            where="",
+        ),
     ] = None,
-    question: Annotated[int, typer.Option(min=0, help="tokens after it, each time others")] = 0,
-    output: Annotated[int, typer.Option(min=0, help="tokens of each answer")] = 0,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="a day, 1000 unless given; of a trace the first so many")
+    per_hour: Annotated[
+        float | None, typer.Option(help="price of a machine per hour; needs --tokens-per-s or --run")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="that are paid for")] = 1,
-    arrivals: Annotated[Arrivals, typer.Option(help="when requests come")] = Arrivals.EVEN,
-    trace: Annotated[
-        str | None, typer.Option(help="azure, mooncake, or a trace file: an hour with its own lengths and prefixes")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of random arrivals and of a generated trace")] = 0,
-    per_hour: Annotated[float | None, typer.Option(help="what a machine costs an hour; with a rate below")] = None,
-    tokens_per_s: Annotated[float | None, typer.Option(help="tokens a second that it makes")] = None,
-    run: Annotated[Path | None, typer.Option(help="a run folder, for its output tokens a second")] = None,
+    tokens_per_s: Annotated[float | None, typer.Option(help="output rate of the machine, tokens/s")] = None,
+    run: Annotated[Path | None, typer.Option(help="run folder with the output rate")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Price a workload: uncached, and with a prompt cache of 5 minutes or 1 hour whose hits renew it or not.
+    """Price a workload with and without a prompt cache.
 
-    With `--per-hour`, price the tokens of a machine of one's own instead.
+    The cache lives 5 minutes or 1 hour, with and without renewal by hits. With `--per-hour`, price the tokens of your
+    own machine instead.
     """
-    from workbench.economics.prices import load_prices
-    from workbench.economics.report import price_day, price_traffic
+    from pydantic import ValidationError
 
-    prices, words = load_prices(price), given_options(context)
+    from workbench.economics.prices import load_prices
+    from workbench.economics.report import PricedWorkload, price_workload
+
+    table = load_prices(prices)
     if per_hour is not None or tokens_per_s is not None or run is not None:
+        if set_:
+            raise WorkbenchError(f"--set {set_[0]}: applies to a workload, not to a machine's tokens; remove it")
         machine = _machine(per_hour, tokens_per_s, run)
-        found = {"prices": {"name": prices.name, "currency": prices.currency, "output": float(prices.output)}} | machine
+        found = {"prices": {"name": table.name, "currency": table.currency, "output": float(table.output)}} | machine
         print_json(found) if as_json else _show_machine(found)
         return
-    if (arrivals is Arrivals.TRACE) != (trace is not None):
-        raise WorkbenchError("--arrivals trace and --trace go together: name azure, mooncake, or a trace file")
-    if trace is not None:
-        if foreign := sorted(words & DAY_OPTIONS):
-            raise WorkbenchError(f"--{foreign[0]}: a trace has its own; leave it out")
-        found = price_traffic(prices, _traffic(trace, requests, seed), prompt or 0)
-    else:
-        prompt_tokens = 2000 if prompt is None else prompt
-        found = price_day(prices, prompt_tokens, requests or 1000, str(arrivals), seed, days, question, output)
+    try:
+        workload = PricedWorkload.model_validate(changed_settings({}, set_))
+    except ValidationError as error:
+        raise explain(error, "cost", PricedWorkload) from None
+    found = price_workload(table, workload)
     print_json(found) if as_json else show(found)
-
-
-def _traffic(trace: str, requests: int | None, seed: int) -> list[Any]:
-    from workbench.simulate.source import source_of
-    from workbench.simulate.traffic_settings import AzureLengths, MooncakeLengths, TrafficWorkload
-
-    drawn = {"azure": AzureLengths(), "mooncake": MooncakeLengths()}
-    source: dict[str, Any] = {"lengths": drawn[trace]} if trace in GENERATED_TRACES else {"trace": trace}
-    return list(source_of(TrafficWorkload(**source, requests=requests, seed=seed)).initial_arrivals())
 
 
 def _machine(per_hour: float | None, tokens_per_s: float | None, run: Path | None) -> dict[str, Any]:
     from workbench.economics.prices import cost_per_million
 
     if per_hour is None or (tokens_per_s is None) == (run is None):
-        raise WorkbenchError("a machine's tokens: give --per-hour and one of --tokens-per-s and --run")
+        raise WorkbenchError("price of a machine's tokens: give --per-hour, and --tokens-per-s or --run")
     if run is not None:
         from workbench.runs.record import Record
 
         summary = Record.open(run).summary
         tokens_per_s = summary.get("output_tokens_per_s")
         if not tokens_per_s:
-            raise WorkbenchError(f"run {run}: has no output_tokens_per_s of its own; give --tokens-per-s")
+            raise WorkbenchError(f"run {run}: has no output_tokens_per_s; give --tokens-per-s")
     assert tokens_per_s is not None
     found = {"per_hour": per_hour, "output_tokens_per_s": tokens_per_s, "run": str(run) if run else None}
     return found | {"cost_per_million": float(cost_per_million(per_hour, tokens_per_s))}
@@ -102,37 +80,30 @@ def _show_machine(found: dict[str, Any]) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    out, prices = console(), found["prices"]
-
-    def say(line: str, style: str = "") -> None:
-        out.print(Text(line, style=style), soft_wrap=True)
-
+    prices = found["prices"]
     kinds = ("input", "output", "cache_write_5m", "cache_write_1h", "cache_read")
     amounts = ", ".join(f"{kind.replace('_', ' ')} {prices[kind]:g}" for kind in kinds if prices[kind] is not None)
     made = "an example, " if prices["example"] else ""
-    say(f"{prices['name']}: {made}{prices['currency']} a million tokens: {amounts}", "bold")
+    say(f"{prices['name']}: {made}{prices['currency']} a million tokens: {amounts}", style="bold")
     say(f"  {prices['source']}; read on {prices['date']}")
     say(_workload(found))
     cells = []
     for row in found["plans"]:
         formula = f"{row['by_formula']:,.4f}" if "by_formula" in row else ""
-        share = "" if row["share"] is None else f"{row['share']:.2%}"
+        share = "" if row["share"] is None else format_percent(row["share"])
         first = row is found["plans"][0]
         saved = ("", "") if first else (f"{row['saved']:,.4f}", share)
         counts = ("", "") if first else (f"{row['requests_that_write']:,}", f"{row['requests_that_read']:,}")
         cells.append((row["plan"], f"{row['total']:,.4f}", formula, *saved, *counts))
     headings = ("plan", "cost", "by formula", "saved", "share", "requests that write", "that read")
-    out.print(Table("", cells, headings, left=()))
-    for line in _remarks(found):
-        say(line)
+    say(Table("", cells, headings, left=()))
+    say(*_remarks(found))
 
 
 def _workload(found: dict[str, Any]) -> str:
     workload = found["workload"]
     if workload["arrivals"] == "trace":
-        known = "prefixes as recorded" if workload["blocks"] else "of its prompts only lengths are known"
+        known = "prefixes as recorded" if workload["blocks"] else "only the lengths of its prompts are known"
         before = f"; before each {workload['prompt']:,} tokens of system prompt" if workload["prompt"] else ""
         return f"{workload['requests']:,} requests of a trace, {known}{before}"
     how = {"even": "evenly", "poisson": f"at random (seed {workload['seed']})"}[workload["arrivals"]]
@@ -145,7 +116,7 @@ def _workload(found: dict[str, Any]) -> str:
 def _remarks(found: dict[str, Any]) -> list[str]:
     lines = []
     if (most := found.get("most_saved")) is not None:
-        lines.append(f"at most {most:.1%} of what is cached can be saved: a request that hits pays for a read")
+        lines.append(f"at most {format_percent(most)} of the cached tokens' price can be saved: a hit pays for a read")
     for life, row in found.get("break_even", {}).items():
         pays = "never" if row["request"] is None else f"from request {row['request']} of a life on (read {row['read']})"
         lines.append(f"{life}: pays {pays}")
@@ -155,15 +126,16 @@ def _remarks(found: dict[str, Any]) -> list[str]:
         lines += [f"at this rate {rates}", f"cheapest by formula: {best}"]
     if cache := found.get("response_cache"):
         lines.append(
-            f"a response cache, were all asked at temperature 0: {cache['hits']:,} hits ({cache['hit_rate']:.2%}), "
-            f"saves {cache['saved']:,.4f} ({cache['share']:.2%})"
+            f"a response cache, if all had temperature 0: {cache['hits']:,} hits "
+            f"({format_percent(cache['hit_rate'])}), saves {cache['saved']:,.4f} ({format_percent(cache['share'])})"
         )
     for source_figures in found.get("said", ()):
         lines += [
-            f"the source says: {source_figures['uncached']:.2f} uncached, {source_figures['saved']:.2f} saved "
-            f"({source_figures['share']:.0%}), {source_figures['requests_per_ttl']} requests in 5 minutes",
+            f"the source states: {source_figures['uncached']:.2f} uncached, {source_figures['saved']:.2f} saved "
+            f"({format_percent(source_figures['share'])}), {source_figures['requests_per_ttl']} requests in 5 minutes",
             f"  {source_figures['requests_per_ttl']} in 5 minutes are "
-            f"{source_figures['requests_a_day_at_that']:,} a day, and save {source_figures['share_at_that']:.1%}; "
-            f"{source_figures['hit_share_at_that']:.1%} of them hit, which is no saving",
+            f"{source_figures['requests_a_day_at_that']:,} a day, and save "
+            f"{format_percent(source_figures['share_at_that'])}; "
+            f"{format_percent(source_figures['hit_share_at_that'])} of them hit, which is no saving",
         ]
     return lines

@@ -1,4 +1,4 @@
-"""`workbench kernels list | check | bench | show | ahead`: the operators, backend by backend."""
+"""`workbench kernels list | check | bench | show | ahead`: operators and their kernels on each backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, backend_errors, console, given_options, print_json
+from workbench.cli.shared import AsJson, backend_errors, changed_settings, console, print_json, settings_option
 from workbench.errors import WorkbenchError
 from workbench.progress import Progress
 
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     from compiled_kernels.stage import CompilerStages
 
 DECODE_STEP = "decode_step"
-DECODE_STEP_OPTIONS = {"model", "dtype", "weights", "head_weights", "activations", "rows", "page_size"}
 app = typer.Typer(
-    help="Operators on their backends: list them, check them, time them, see what compilers make of them.",
+    help="List, check, time and show kernels of backends.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 BackendOption = Annotated[
     list[str] | None, typer.Option("--backend", help="eager, inductor, triton or mlir; may be repeated")
 ]
-Operator = Annotated[str | None, typer.Option(help="this operator only")]
+Operator = Annotated[str | None, typer.Option(help="name of one operator; all unless given")]
 
 
 @app.command("list", epilog="Example: `workbench kernels list`")
 def list_(as_json: AsJson = False) -> None:
-    """List the operators: computation, source files, backends, cases and gaps."""
+    """List the operators: computation, source files, backends, cases, and unsupported combinations."""
     from compiled_kernels.listing import list_operators
     from workbench.bench import kernel_tables
 
@@ -41,7 +40,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: `workbench kernels check --backend mlir --operator rms_norm`")
 def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJson = False) -> None:
-    """Check every backend against the specification, over every case. Compiles: the first time it takes minutes."""
+    """Check every backend against the specification in every case. Compiling them takes minutes the first time."""
     from compiled_kernels.check import check as rows_of
     from workbench.bench import kernel_tables
 
@@ -61,13 +60,13 @@ def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJ
 def bench(
     operator: Operator = None,
     backend: BackendOption = None,
-    case: Annotated[str | None, typer.Option(help="this case only, by its name")] = None,
-    threads: Annotated[int | None, typer.Option(help="of torch and the kernels; its present ones unless given")] = None,
-    seconds: Annotated[float, typer.Option(help="to spend on each backend of a case")] = 0.4,
+    case: Annotated[str | None, typer.Option(help="name of one case; all unless given")] = None,
+    threads: Annotated[int | None, typer.Option(help="number of threads; torch's own number unless given")] = None,
+    seconds: Annotated[float, typer.Option(help="seconds to spend on each backend of a case")] = 0.4,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the backends beside each other, as shares of this machine's ceilings. Incorrect cases are not timed."""
+    """Time the backends, also as fractions of this machine's ceilings. Incorrect cases are not timed."""
     from compiled_kernels.cases import require_known
     from workbench.bench import kernel_tables
     from workbench.bench.kernels import kernel_bench, timed_cases
@@ -93,30 +92,30 @@ def bench(
 
 @app.command(epilog="Example: `workbench kernels show add_rms_norm --backend inductor --stage fusion`")
 def show(
-    context: typer.Context,
-    operator: Annotated[str, typer.Argument(help="an operator, as `kernels list` names them, or decode_step")],
+    operator: Annotated[str, typer.Argument(help="an operator of `kernels list`, or decode_step")],
     backend: Annotated[str | None, typer.Option(help="eager, inductor, triton or mlir; inductor unless given")] = None,
-    stage: Annotated[str | None, typer.Option(help="its text; without one, the stages are listed")] = None,
-    case: Annotated[str | None, typer.Option(help="which case; the first timed one unless given")] = None,
-    model: Annotated[str, typer.Option(help="decode_step's: as `load` names them")] = "demo",
-    dtype: Annotated[str, typer.Option(help="decode_step's: auto, float32 or bfloat16")] = "auto",
-    weights: Annotated[str, typer.Option(help="decode_step's: auto (the files' own), dense, int8 or int4")] = "auto",
-    head_weights: Annotated[str | None, typer.Option(help="decode_step's: as the weights unless given")] = None,
-    activations: Annotated[str, typer.Option(help="decode_step's: float; with int8 or int4 also int8")] = "float",
-    rows: Annotated[int, typer.Option(help="decode_step's: sequences that decode, 1, 2, 4, ...")] = 1,
-    page_size: Annotated[int, typer.Option(help="decode_step's: tokens a page")] = 64,
+    stage: Annotated[str | None, typer.Option(help="stage to print; lists the stages unless given")] = None,
+    case: Annotated[str | None, typer.Option(help="name of the case; the first timed one unless given")] = None,
+    model: Annotated[str | None, typer.Option(help="decode_step only: model; demo unless given")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="decode_step only: number of decoding sequences; 1 unless given")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, settings_option("model.dtype, model.weights, cache.page_size (decode_step only)")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the stages of compiling an operator, or a model's whole decode step, down to the code that runs."""
+    """Show the stages of compiling an operator, or a model's whole decode step, down to machine code."""
     from workbench.bench import kernel_tables
 
     with backend_errors():
         if operator == DECODE_STEP:
-            _refuse(given_options(context) & {"case"}, f"{DECODE_STEP} has a --model and no cases")
-            stored = {"weights": weights, "head_weights": head_weights, "activations": activations}
-            name, summary, found = _step(backend, {"name": model, "dtype": dtype, **stored}, rows, page_size)
+            if case is not None:
+                raise WorkbenchError(f"--case: has no effect: {DECODE_STEP} has a --model and no cases")
+            name, summary, found = _step(backend, model or "demo", rows or 1, set_)
         else:
-            _refuse(given_options(context) & DECODE_STEP_OPTIONS, f"only {DECODE_STEP} has such")
+            if model or rows or set_:
+                raise WorkbenchError(f"--model, --rows, --set: have no effect: only {DECODE_STEP} has them")
             name, summary, found = _operator(operator, backend or "inductor", case, overview=stage is None)
     if stage is None:
         print_json(summary) if as_json else kernel_tables.show_stages(summary, console())
@@ -135,11 +134,13 @@ def show(
 
 @app.command(epilog="Example: `workbench kernels ahead --target aarch64 --operator linear`")
 def ahead(
-    target: Annotated[str, typer.Option(help="another processor: aarch64")] = "aarch64",
+    target: Annotated[str, typer.Option(help="processor to compile for: aarch64")] = "aarch64",
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the mlir backend's kernels for another processor; list the portable ones, and why others are not."""
+    """Compile the mlir backend's kernels for another processor; list the portable kernels, and why others are not
+    portable.
+    """
     from compiled_kernels.cases import require_known, suites
     from compiled_kernels.mlir import ahead as ahead_of_time
     from workbench.bench import kernel_tables
@@ -178,7 +179,7 @@ def _operator(
 
 
 def _step(
-    backend: str | None, model: dict[str, Any], rows: int, page_size: int
+    backend: str | None, model: str, rows: int, changes: list[str] | None
 ) -> tuple[str, dict[str, Any], CompilerStages]:
     from compiled_kernels.backends import Backend
     from workbench.bench.kernels import decode_step_stages, stage_sizes
@@ -186,11 +187,9 @@ def _step(
 
     if backend not in (None, str(Backend.MLIR)):
         _parse_backends([backend])
-        raise WorkbenchError(f"{DECODE_STEP} --backend {backend}: one function only on backend mlir")
-    for option, value in (("rows", rows), ("page-size", page_size)):
-        if value < 1:
-            raise WorkbenchError(f"--{option} {value}: must be at least 1")
-    config = EngineConfig.build(model).model
+        raise WorkbenchError(f"{DECODE_STEP} --backend {backend}: is compiled as one function only on backend mlir")
+    engine = EngineConfig.build(**changed_settings({"model": {"name": model}}, changes))
+    config, page_size = engine.model, engine.cache.page_size
     found = decode_step_stages(config, rows, page_size)
     activations = "" if config.activations == "float" else f", activations {config.activations}"
     name = f"{config.name}, rows {rows}, weights {config.weights}{activations}, pages of {page_size}"
@@ -202,12 +201,6 @@ def _step(
         "note": found.note,
     }
     return name, {**summary, "stages": stage_sizes(found)}, found
-
-
-def _refuse(options: set[str], why: str) -> None:
-    if options:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
-        raise WorkbenchError(f"{names}: of no effect here: {why}")
 
 
 def _parse_backends(names: list[str] | None) -> tuple[Backend, ...]:

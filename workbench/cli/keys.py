@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, print_json, say
 from workbench.display import Table
 
 if TYPE_CHECKING:
     from workbench.gateway.keys import ApiKey
 
 app = typer.Typer(help="Create, list, rotate and revoke the keys of a server.", no_args_is_help=True)
-KeyFileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="the file of keys, made if missing")]
+KeyFileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="file of keys, created if missing")]
 Id = Annotated[str, typer.Argument(help="the key's id, as `list` shows it")]
 DEFAULT_FILE = Path("keys.json")
 
@@ -25,13 +25,13 @@ DEFAULT_FILE = Path("keys.json")
 def create(
     owner: Annotated[str, typer.Argument(help="the tenant: keys of one owner share cached prefixes, budget and usage")],
     name: Annotated[str, typer.Option(help="a name for people")] = "",
-    models: Annotated[str, typer.Option(help="models that it may use, with commas between; * for all")] = "*",
-    admin: Annotated[bool, typer.Option("--admin", help="it may see keys and usage of all")] = False,
-    days: Annotated[float | None, typer.Option(min=0, help="days until it expires; for ever unless given")] = None,
+    models: Annotated[str, typer.Option(help="models that it may use, separated by commas; * for all")] = "*",
+    admin: Annotated[bool, typer.Option("--admin", help="let it see the keys and usage of all owners")] = False,
+    days: Annotated[float | None, typer.Option(min=0, help="days until the key expires; never unless given")] = None,
     file: KeyFileOption = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it. It is shown this once: the file has its hash."""
+    """Make a key and print it. The key is shown once: the file keeps its hash."""
     from workbench.gateway.keys import KeyStore
 
     names = [each for each in models.split(",") if each]
@@ -40,7 +40,7 @@ def create(
 
 
 def _show(key: ApiKey, text: str, file: Path, as_json: bool) -> None:
-    """Print a key's text alone, for scripts; what it is goes to the terminal beside it."""
+    """Print a key's text alone on standard output, for scripts, and its description on standard error."""
     if as_json:
         print_json({"id": key.id, "key": text, "owner": key.owner})
         return
@@ -52,7 +52,7 @@ def _show(key: ApiKey, text: str, file: Path, as_json: bool) -> None:
 
 @app.command("list", epilog="Example: `workbench keys list`")
 def list_keys(file: KeyFileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List the keys, without their texts."""
+    """List the keys without their secret texts."""
     from workbench.gateway.keys import KeyStore
 
     keys, now = KeyStore(file).list(), time.time()
@@ -66,18 +66,18 @@ def list_keys(file: KeyFileOption = DEFAULT_FILE, as_json: AsJson = False) -> No
         for each in keys
     ]  # fmt: skip
     headings = ("id", "owner", "name", "models", "admin", "state", "created")
-    console().print(Table(str(file), rows, headings, note="" if rows else "no keys: `workbench keys create OWNER`"))
+    say(Table(str(file), rows, headings, note="" if rows else "no keys: `workbench keys create OWNER`"))
 
 
 @app.command(epilog="Example: `workbench keys rotate 1a2b3c4d --hours 48`")
 def rotate(
     id: Id,
     hours: Annotated[float, typer.Option(min=0, help="hours for which the old text stays valid")] = 24.0,
-    days: Annotated[float | None, typer.Option(min=0, help="days until the new one expires")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="days until the new text expires")] = None,
     file: KeyFileOption = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Give a key a new text and print it. Limits, usage and owner stay."""
+    """Replace the text of a key and print the new text. Limits, usage and owner stay the same."""
     from workbench.gateway.keys import KeyStore
 
     key, text = KeyStore(file).rotate(id, hours, days)
@@ -86,7 +86,7 @@ def rotate(
 
 @app.command(epilog="Example: `workbench keys revoke 1a2b3c4d`")
 def revoke(id: Id, file: KeyFileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """End a key at once, in running servers too."""
+    """Revoke a key at once, also in running servers."""
     from workbench.gateway.keys import KeyStore
 
     key = KeyStore(file).revoke(id)

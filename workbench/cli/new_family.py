@@ -1,4 +1,6 @@
-"""`workbench new-family`: a file that registers a family of one's own, and its test, from a folder's config."""
+"""`workbench model new-family`: write a file that registers a new model family, and its test, from a model folder's
+config.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ import typer
 
 
 def new_family(
-    name: Annotated[str, typer.Argument(help="what the family's function and files are called")],
-    folder: Annotated[Path, typer.Argument(help="a model's folder; its config.json is read, and its tensors' names")],
+    name: Annotated[str, typer.Argument(help="name of the family's function and files")],
+    folder: Annotated[Path, typer.Argument(help="a model's folder; config.json and tensor names are read")],
     out: Annotated[Path, typer.Option(help="folder in which NAME.py and test_NAME.py are written")] = Path(),
 ) -> None:
-    """Write a family of one's own: known keys are read as the nearest known family does, others refuse until they are
-    decided. Nothing of the installed package is edited."""
+    """Write a new model family.
+
+    Known keys are read as in the most similar known family; unknown keys raise an error until you edit the file. The
+    installed package does not change."""
     from workbench.check.scaffold import scaffold
 
     for file in scaffold(name, folder, out):

@@ -8,82 +8,51 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import OutputFormat, backend_errors, console, print_json
-from workbench.errors import WorkbenchError, cannot_write
+from workbench.cli.shared import AsJson, asked_experiment, backend_errors, console, print_json, settings_option
+from workbench.errors import WorkbenchError
 
-QUESTION = "What do these variants cost in quality, and what do they buy in memory and speed?"
+QUESTION = "What quality do these variants cost, and what memory and time do they save?"
 DEFAULT_VARIANTS = ("model.dtype=bfloat16", "cache.format=int8", "cache.format=int4")
 
 
 def quality(
     variants: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME:] PATH=VALUE ...", help="one variant each, quoted: its settings, a name before"),
+        typer.Argument(metavar="[NAME:] PATH=VALUE ...", help="one variant each, quoted: 'NAME: PATH=VALUE ...'"),
     ] = None,
     model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
-    dtype: Annotated[str, typer.Option(help="of the variants: auto, float32 or bfloat16")] = "float32",
-    backend: Annotated[
-        str, typer.Option(help="of the variants: auto, eager (compiles nothing), mlir, inductor")
-    ] = "auto",
     text: Annotated[
-        list[Path] | None, typer.Option(help="score this file; the demo's held-out modules unless given")
+        list[Path] | None, typer.Option(help="text file to score; the demo's held-out modules unless given")
     ] = None,
-    windows: Annotated[int, typer.Option(help="of the model's context, the second half of each scored")] = 12,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="of all variants; may be repeated")
+        list[str] | None,
+        settings_option("backend, model.dtype, workload.windows, workload.speed=null, workload.pool=null"),
     ] = None,
-    speed: Annotated[bool, typer.Option(help="also decode speed at several contexts")] = True,
-    pool: Annotated[bool, typer.Option(help="also the sequences that fit into a fixed memory")] = True,
-    format: Annotated[OutputFormat, typer.Option(help="how to print it")] = OutputFormat.TABLE,
-    plot: Annotated[Path | None, typer.Option(help="also write the Pareto picture here: NAME.svg or NAME.png")] = None,
     out: Annotated[Path, typer.Option(help="folder in which the run folder is made")] = Path("runs"),
+    as_json: AsJson = False,
 ) -> None:
-    """Compare each variant with the same model in float32 with a dense cache.
+    """Compare variants in quality, memory and speed.
 
-    Quality: bits per byte on held-out text, KL divergence, agreement of the top token, greedy output, copying by depth.
-    Cost: bytes a token, decode speed, sequences that fit. Without variants: bfloat16, an INT8 and an INT4 cache.
+    Each is compared with the same model in float32 with a dense cache. Quality: bits per byte of text, KL divergence,
+    agreement of the top token, greedy output, copying by depth. Cost: bytes per token, decode speed, sequences that
+    fit. Default variants: bfloat16, an INT8 and an INT4 cache.
     """
-    from workbench.experiment.experiment import Experiment
-    from workbench.measure import chart as pareto
     from workbench.measure.compare_variants import run_comparison
     from workbench.reports import terminal as report
-    from workbench.reports import variants_table as comparison_text
 
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise WorkbenchError(f"--plot {plot}: must end in .svg or .png")
-    if plot is not None and (problem := pareto.plotting_problem()):
-        raise WorkbenchError(f"--plot {plot}: {problem}")
-    work: dict = {"kind": "quality", "windows": windows, "texts": [str(path) for path in text or ()]}
-    work |= {} if speed else {"speed": None}
-    work |= {} if pool else {"pool": None}
-    experiment = Experiment.from_values(
-        {
-            "question": QUESTION,
-            "model": {"name": model, "dtype": dtype},
-            "backend": backend,
-            "workload": work,
-            "variants": dict(parse_variant(words) for words in variants or DEFAULT_VARIANTS),
-        },
-        "quality",
-    ).with_(*(set_ or ()))
+    values = {
+        "question": QUESTION,
+        "model": {"name": model, "dtype": "float32"},
+        "workload": {"kind": "quality", "windows": 12, "texts": [str(path) for path in text or ()]},
+        "variants": dict(parse_variant(words) for words in variants or DEFAULT_VARIANTS),
+    }
+    experiment = asked_experiment("quality", values, set_)
     with backend_errors():
-        record = run_comparison(experiment, out, "quality", progress=format is not OutputFormat.JSON)
-    rows = record.summary["rows"]
-    if plot is not None:
-        content = pareto.render_chart(pareto.chart(rows, QUESTION), plot.suffix[1:])
-        try:
-            plot.write_bytes(content)
-        except OSError as error:
-            raise cannot_write(f"--plot {plot}", error) from None
-    match format:
-        case OutputFormat.JSON:
-            print_json({"run": str(record.path), **record.summary})
-        case OutputFormat.MD:
-            print("\n".join(table.markdown() for table in comparison_text.variant_tables(rows)), end="")
-        case OutputFormat.CSV:
-            print(comparison_text.to_csv(rows), end="")
-        case OutputFormat.TABLE:
-            report.show(record, console())
+        record = run_comparison(experiment, out, "quality", progress=not as_json)
+    if as_json:
+        print_json({"run": str(record.path), **record.summary})
+    else:
+        report.show(record, console())
 
 
 def parse_variant(words: str) -> tuple[str, dict]:

@@ -1,4 +1,4 @@
-"""`workbench replay`: run a request again that a server answered."""
+"""`workbench replay`: repeat a request that a server answered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from workbench.errors import WorkbenchError
 
 
 def replay(
-    call_id: Annotated[str, typer.Argument(metavar="ID", help="of an answer, as its server gave it")],
+    call_id: Annotated[str, typer.Argument(metavar="ID", help="id of an answer, as the server returned it")],
     folder: Annotated[Path, typer.Option("--from", help="the server's `replay_folder`")] = Path("replays"),
     as_json: AsJson = False,
 ) -> None:
-    """Run a request again that a server answered, with the requests that shared its steps, in the steps that were
-    recorded. Status 0: equal tokens; 1: others; 2: it cannot run."""
+    """Repeat a request that a server answered.
+
+    It runs with the requests that shared its steps, in the recorded steps. Exit status 0: equal tokens; 1: other
+    tokens; 2: it cannot run."""
     from workbench.cluster.replica import fingerprint_of
     from workbench.engine.loaded_model import LoadedModel
     from workbench.progress import discard, to_stderr
@@ -27,7 +29,7 @@ def replay(
     call = KeptCall.read(folder, call_id)
     if not call.head["loads"]:
         path = f"/v1/traces/{call_id}/replay"
-        raise WorkbenchError(f"replay: {call_id} was answered by a model in memory; its server runs it: POST {path}")
+        raise WorkbenchError(f"replay: {call_id} was answered by a model in memory; its server replays it: POST {path}")
     with backend_errors():
         model = LoadedModel.load(call.config, discard if as_json else to_stderr)
         try:
@@ -38,7 +40,7 @@ def replay(
     then, now = call.head["software"], describe_software()
     remarks = [f"{name} was {then[name]}, is {now[name]}" for name in now if then[name] != now[name]]
     if fingerprint_of(work.runner, call.config) != call.head["fingerprint"]:
-        remarks.append("the weights are not those that answered")
+        remarks.append("the weights differ from those that gave the answer")
     found = replaced(found, remarks=(*found.remarks, *remarks))
     if as_json:
         print_json(found.as_dict())

@@ -1,4 +1,4 @@
-"""`workbench report`, `export` and `reproduce`: write a run or a sweep as one HTML file, export a record to another
+"""Define `workbench report`, `export` and `reproduce`: write a run or a sweep as one HTML file, export a run to another
 tool's store, and run a record's experiment again."""
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from workbench.cli.shared import AsJson, print_json
 
 def report(
     folder: Annotated[Path, typer.Argument(help="a run folder, or a sweep's")],
-    out: Annotated[Path | None, typer.Option(help="the file; beside the folder as NAME.html unless given")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; NAME.html beside the folder unless given")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file with question, settings, verdict, figures, charts and machine."""
+    """Write a run or a sweep as one HTML file.
+
+    The file has the question, settings, verdict, figures, charts and machine."""
     from workbench.reports.report import write_report
 
     path = write_report(folder, out)
@@ -33,13 +35,15 @@ class Store(StrEnum):
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="a run folder, or a sweep's")],
-    to: Annotated[Store, typer.Option("--to", help="which tool's")] = Store.MLFLOW,
-    uri: Annotated[str, typer.Option(help="file:FOLDER, or a server's address")] = "file:mlruns",
-    name: Annotated[str, typer.Option(help="the experiment there")] = "inference-workbench",
+    folder: Annotated[Path, typer.Argument(help="a run folder or a sweep folder")],
+    to: Annotated[Store, typer.Option("--to", help="tool to export to")] = Store.MLFLOW,
+    uri: Annotated[str, typer.Option(help="file:FOLDER, or an MLflow server's address")] = "file:mlruns",
+    name: Annotated[str, typer.Option(help="name of the experiment in that tool")] = "inference-workbench",
     as_json: AsJson = False,
 ) -> None:
-    """Export a run, or each run of a sweep, to MLflow: settings, figures, files, environment."""
+    """Export a run, or each run of a sweep, to MLflow.
+
+    Settings, numbers, files and environment are exported."""
     from workbench.reports.mlflow_export import export_to_mlflow as export_to_mlflow
 
     found = export_to_mlflow(folder, uri, name)
@@ -53,19 +57,22 @@ def export(
 
 def reproduce(
     folder: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="where the new run goes; beside the old one unless given")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the new run; the old run's parent unless given")] = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="form every step as it was recorded, whatever the clock says")
+        bool, typer.Option("--replay", help="repeat each step as recorded, whatever the clock says")
     ] = False,
-    logits: Annotated[int, typer.Option(min=0, help="requests whose logits are held against exact ones")] = 2,
+    logits: Annotated[
+        int, typer.Option(min=0, help="number of requests whose logits are compared with exact ones")
+    ] = 2,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="change a setting: whether that run is equal within rounding"),
+        typer.Option("--set", metavar="PATH=VALUE", help="change one setting, and check equality within rounding"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a record's experiment again and show the differences. Status 0: equal tokens, or with --set equal within
-    rounding; 1: others; 2: it cannot run."""
+    """Run a record's experiment again; show the differences.
+
+    Exit status 0: equal tokens, or with --set equal within rounding; 1: other tokens; 2: it cannot run."""
     from workbench.reports.reproduce import reproduce as run_again
     from workbench.runs.record import Record
 

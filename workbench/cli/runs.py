@@ -27,21 +27,25 @@ class ComparisonFormat(StrEnum):
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="where run folders, sweeps or records are")] = Path("runs"),
-    where: Annotated[str | None, typer.Option(help="an SQL condition, as `cache.format = 'int8'`")] = None,
-    columns: Annotated[str | None, typer.Option(help="names or SQL expressions, between commas; * is all")] = None,
-    order_by: Annotated[str | None, typer.Option(help="names, each with `desc` where wanted")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="so many rows at most")] = None,
+    folder: Annotated[Path, typer.Argument(help="folder of run folders, sweeps or records")] = Path("runs"),
+    where: Annotated[str | None, typer.Option(help="SQL condition, such as `cache.format = 'int8'`")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="columns or SQL expressions, separated by commas; * for all")
+    ] = None,
+    order_by: Annotated[str | None, typer.Option(help="columns to sort by; `NAME desc` sorts downwards")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="maximum number of rows")] = None,
     table: Annotated[
-        str, typer.Option(help="runs, variants, or what run folders hold: requests, steps, tokens, ...")
+        str, typer.Option(help="runs, variants, or a table of run folders: requests, steps, tokens, ...")
     ] = "runs",
-    sql: Annotated[str | None, typer.Option("--sql", help="a whole SELECT over the tables, in place of these")] = None,
+    sql: Annotated[
+        str | None, typer.Option("--sql", help="a whole SELECT over the tables, in place of the options above")
+    ] = None,
     names: Annotated[bool, typer.Option("--names", help="list the columns of the table, and nothing else")] = False,
-    format: Annotated[OutputFormat, typer.Option(help="how to print it")] = OutputFormat.TABLE,
+    format: Annotated[OutputFormat, typer.Option(help="output format")] = OutputFormat.TABLE,
 ) -> None:
-    """List runs by SQL. A setting is a column by its path (cache.format), a measure by its name (ttft_s_p50).
+    """List runs by SQL. A setting is a column named by its path (cache.format), a measure by its name (ttft_s_p50).
 
-    The listing shows the folder's present files. SQL can read these tables and nothing else.
+    The listing shows the files now in the folder. SQL can read only these tables.
     """
     from workbench.runs.runs import as_table, open_runs
 
@@ -50,7 +54,7 @@ def runs(
         print("\n".join(found.column_names(table)))
         return
     if sql is not None and (where or columns or order_by or limit is not None):
-        raise WorkbenchError("--sql: is a whole query; write WHERE, ORDER BY and LIMIT in it")
+        raise WorkbenchError("--sql: is a complete query; write WHERE, ORDER BY and LIMIT in it")
     wanted = None if columns is None else [columns]
     rows = found.query(sql) if sql else found.select(wanted, where, order_by, limit, table)
     shown = as_table(rows)
@@ -70,29 +74,30 @@ def runs(
 
 def compare(
     run: Annotated[list[str], typer.Argument(help="run folders or records; RUN:VARIANT for one variant of a run")],
-    baseline: Annotated[str, typer.Option(help="the run, or RUN:VARIANT, that all are held against")],
-    measure: Annotated[list[str] | None, typer.Option(help="as ttft_s_p50; may be repeated")] = None,
-    pareto: Annotated[
-        str | None, typer.Option(metavar="X,Y", help="two measures, each with :min or :max where its name does not say")
+    baseline: Annotated[str, typer.Option(help="run or RUN:VARIANT that all others are compared with")],
+    measure: Annotated[
+        list[str] | None, typer.Option(help="measure to compare, such as ttft_s_p50; may be repeated")
     ] = None,
-    format: Annotated[ComparisonFormat, typer.Option(help="how to show it")] = ComparisonFormat.TABLE,
-    out: Annotated[Path | None, typer.Option(help="write it to this file; pictures need one")] = None,
-    force: Annotated[bool, typer.Option("--force", help="also times measured under contention")] = False,
-    separate: Annotated[
-        bool, typer.Option("--separate", help="hold runs apart that differ in seeds at most, and so repeat each other")
-    ] = False,
+    pareto: Annotated[
+        str | None, typer.Option(metavar="X,Y", help="two measures; append :min or :max if the direction is unknown")
+    ] = None,
+    format: Annotated[ComparisonFormat, typer.Option(help="output format")] = ComparisonFormat.TABLE,
+    out: Annotated[Path | None, typer.Option(help="output file; needed for pictures")] = None,
+    force: Annotated[bool, typer.Option("--force", help="also compare times measured under contention")] = False,
+    separate: Annotated[bool, typer.Option("--separate", help="do not merge runs that differ only in seeds")] = False,
 ) -> None:
-    """Compare runs with a baseline: differences and ratios, with bootstrap intervals over repetitions.
+    """Compare runs with a baseline.
 
-    Repetitions are the rounds of one run, pair by pair where they were measured in turn, or runs that differ in seeds.
+    Differences and ratios have bootstrap intervals over repetitions. Repetitions are the rounds of one run, compared in
+    pairs if they were measured in turn, or runs that differ only in seeds.
     """
     from workbench.runs import compare as compare_runs
 
     if format in (ComparisonFormat.SVG, ComparisonFormat.PNG) and out is None:
-        raise WorkbenchError(f"--format {format}: is a picture; name its file with --out")
+        raise WorkbenchError(f"--format {format}: is a picture; give its file with --out")
     axes = [] if pareto is None else pareto.split(",")
     if pareto is not None and len(axes) != 2:
-        raise WorkbenchError(f"--pareto {pareto}: must be two measures with a comma between")
+        raise WorkbenchError(f"--pareto {pareto}: must be two measures separated by a comma")
     names = measure or [axis.partition(":")[0] for axis in axes]
     found = compare_runs(run, baseline, names, force, separate)
     content = _content(found, axes, format)
@@ -106,13 +111,12 @@ def compare(
 
 
 def _content(found, axes: list[str], format: ComparisonFormat) -> bytes:
-    """Format `found`, a Comparison, or with two axes its Pareto front."""
-    from workbench.measure.chart import render_chart
+    """Return a Comparison, or its Pareto front of two measures (`axes`), as the bytes of a file in this format."""
     from workbench.reports import comparison_charts as pictures
 
     if format in (ComparisonFormat.SVG, ComparisonFormat.PNG):
-        chart = pictures.pareto_chart(found, axes[0], axes[1]) if axes else pictures.ratio_chart(found)
-        return render_chart(chart, format.value)
+        chart = pictures.front_figure(found, axes[0], axes[1]) if axes else pictures.ratio_figure(found)
+        return chart.render(format.value)
     rows = found.pareto(axes[0], axes[1]) if axes else found.as_dicts()
     values, shown = Table.from_dicts(rows), found.table()
     if axes:

@@ -1,4 +1,4 @@
-"""`workbench serve`: a model behind OpenAI's and Anthropic's protocols."""
+"""`workbench serve`: serve a model by OpenAI's and Anthropic's protocols."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, backend_errors, print_json, speaking_model
+from workbench.cli.shared import AsJson, backend_errors, print_json, settings_option, speaking_model
 from workbench.errors import WorkbenchError, nearest
 
 if TYPE_CHECKING:
     from workbench.serve.config import ServeConfig
     from workbench.serve.gate import Gate
 
-OWN_SECTIONS = ("served_name", "models", "server", "gateway")  # of a file that is an experiment otherwise
-DEFAULTS: dict[str, Any] = {"cache": {"prefix": "radix"}}  # of a server for a model by name
+OWN_SECTIONS = ("served_name", "models", "server", "gateway")  # sections that only a server's file has
+DEFAULTS: dict[str, Any] = {"cache": {"prefix": "radix"}}  # defaults of a server that is started with a model's name
 
 
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="a model, or a file in YAML: a server's settings, or an experiment; smollm2 where it is at hand"
-        ),
+        typer.Argument(help="a model, or a YAML file of server settings or an experiment; default: smollm2 if fetched"),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="0: any free one; 8000 unless the file says")] = None,
-    host: Annotated[str | None, typer.Option(help="loopback unless given; 0.0.0.0: every address")] = None,
+    port: Annotated[int | None, typer.Option(help="port; 0 takes any free one, 8000 unless the file says")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
+        list[str] | None, settings_option("cache.format, server.host (127.0.0.1 by default)", where="")
     ] = None,
     replicas: Annotated[
-        int, typer.Option(min=1, help="engines in processes of their own; 1 and no address: none")
+        int,
+        typer.Option(
+            min=1, help="number of engines, each in a process; 1 runs in this process unless --address is given"
+        ),
     ] = 1,
-    router: Annotated[str, typer.Option(help="of replicas: prefix, session, least_loaded or round_robin")] = "prefix",
-    address: Annotated[str | None, typer.Option(help="of a Ray cluster; else processes of this machine")] = None,
-    prefill: Annotated[int, typer.Option(help="engines that compute prompts alone, beside those of --decode")] = 0,
-    decode: Annotated[int, typer.Option(help="engines that decode what those of --prefill began")] = 0,
+    router: Annotated[str, typer.Option(help="routing: prefix, session, least_loaded or round_robin")] = "prefix",
+    address: Annotated[str | None, typer.Option(help="address of a Ray cluster; this machine unless given")] = None,
+    prefill: Annotated[int, typer.Option(help="number of engines for prefill only; needs --decode")] = 0,
+    decode: Annotated[int, typer.Option(help="number of engines for decode only; needs --prefill")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a model over HTTP until SIGTERM or Ctrl-C: calls under way end first.
+    """Serve a model over HTTP until SIGTERM or Ctrl-C.
 
-    Every setting of an engine is one of the server: `--set cache.format=int4` serves from a cache of four bits.
+    Requests in progress finish first. Every setting of an engine is one of the server: `--set cache.format=int4`
+    serves from a cache of four bits.
     """
     from workbench.cluster.cluster import Cluster
     from workbench.cluster.pools_replica import PoolsLauncher
@@ -55,8 +56,7 @@ def serve(
     from workbench.serve.served_model import ServedModel
     from workbench.serve.server import Server, served_name_of
 
-    overrides = [*(set_ or ())]
-    overrides += [f"server.{name}={value}" for name, value in (("port", port), ("host", host)) if value is not None]
+    overrides = [*(set_ or ()), *([] if port is None else [f"server.port={port}"])]
     report = discard if as_json else to_stderr
     config = read_serve_config(model or speaking_model(None, report), tuple(overrides))
     gate = gate_of(config)
@@ -65,9 +65,7 @@ def serve(
         for name, each in (("", config), *config.models.items()):
             if prefill or decode:
                 if replicas > 1 or address is not None:
-                    raise WorkbenchError(
-                        "--prefill and --decode are pools on this machine; leave out --replicas, --address"
-                    )
+                    raise WorkbenchError("--prefill and --decode run on this machine; remove --replicas and --address")
                 engine = Cluster(each, 1, router, launcher=PoolsLauncher(prefill, decode), report=report)
             elif replicas > 1 or address is not None:
                 engine = Cluster(each, replicas, router, address=address, report=report)
@@ -81,18 +79,19 @@ def serve(
     if as_json:
         print_json({"url": server.url, "models": list(models)})
     else:
-        print(f"{', '.join(models)} at {server.url}; Ctrl-C ends it", flush=True)
+        print(f"{', '.join(models)} at {server.url}; press Ctrl-C to stop", flush=True)
     clusters = [engine for engine in engines.values() if isinstance(engine, Cluster)]
-    if clusters:  # the server ends by the signal that it was given, and the clusters' processes after it
+    if clusters:  # the signal ends the server first, then the processes of the clusters
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with ExitStack() as closing:  # in reverse order, and each whatever becomes of the others
+    with ExitStack() as closing:  # closes in reverse order; each is closed even if another fails
         for cluster in clusters:
             closing.callback(cluster.close)
         server.run()
 
 
 def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
-    """Return the settings of a model by name, or of a file: a server's, or an experiment's engine (WorkbenchError)."""
+    """Return the server settings that `model` describes: a model's name, a server's file, or an experiment's file,
+    whose engine is served. Raises WorkbenchError for anything else."""
     from pydantic import ValidationError
 
     from workbench.errors import explain
@@ -100,7 +99,7 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
     from workbench.files import read_bytes, read_yaml
     from workbench.serve.config import ServeConfig
 
-    values: Any = {"model": model, **deepcopy(DEFAULTS)}  # overrides are written into it
+    values: Any = {"model": model, **deepcopy(DEFAULTS)}  # overrides change these values in place
     if model.endswith((".yaml", ".yml")):
         values = read_yaml(read_bytes(Path(model)), model)
         if not isinstance(values, dict):
@@ -119,7 +118,9 @@ def read_serve_config(model: str, overrides: tuple[str, ...]) -> ServeConfig:
 
 
 def _check_model(values: dict[str, Any], override: str) -> None:
-    """Refuse a setting of a further model that is not there; its `model` is what adds one (WorkbenchError)."""
+    """Refuse a setting of an additional model that does not exist; only `models.NAME.model` adds a model
+    (WorkbenchError).
+    """
     section, _, rest = override.partition("=")[0].partition(".")
     name, _, setting = rest.partition(".")
     known = [*(values.get("models") or ())]
@@ -131,7 +132,7 @@ def _check_model(values: dict[str, Any], override: str) -> None:
 
 
 def gate_of(config: ServeConfig) -> Gate | None:
-    """Return the gateway that the settings ask for; None for no gateway."""
+    """Return the gateway described by the settings; None without a gateway."""
     if config.gateway is None:
         return None
     from workbench.gateway.gate import Gateway
@@ -140,7 +141,7 @@ def gate_of(config: ServeConfig) -> Gate | None:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files to what the system allows: each connection is one."""
+    """Raise the limit of open files to the system's maximum, because each connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

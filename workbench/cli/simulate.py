@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, print_json, say, settings_option
 from workbench.display import Table
+from workbench.units import format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from workbench.experiment.experiment import Experiment
 
 LATENCY_LABELS = {
     "ttft_s": "TTFT", "tpot_s": "TPOT", "longest_gap_s": "longest gap", "e2el_s": "E2EL", "queue_s": "queue",
@@ -18,142 +22,103 @@ SHIPPED_TRACES = ("azure", "mooncake")
 
 Trace = Annotated[str, typer.Argument(help="a trace file (Azure's CSV, Mooncake's JSON lines), azure or mooncake")]
 Model = Annotated[str, typer.Option(help="shape:NAME, demo, or a folder")]
-Hardware = Annotated[str, typer.Option(help="h100, h200, a100, or here: this machine's ceilings")]
-Gpus = Annotated[
-    int, typer.Option("--gpus", "--tensor", min=1, help="accelerators of an instance that share each layer")
-]
-Pipeline = Annotated[int, typer.Option(min=1, help="stages of whole layers, of so many accelerators each")]
-Microbatches = Annotated[
-    int | None, typer.Option(min=1, help="parts of a step that follow each other through the stages")
-]
-Instances = Annotated[int, typer.Option(min=1, help="instances; those for prompts where some only decode")]
-DecodeInstances = Annotated[int, typer.Option(min=0, help="further instances that only decode")]
-RouterName = Annotated[str, typer.Option(help="round_robin, least_loaded, prefix_aware or session_sticky")]
-Prefix = Annotated[bool, typer.Option("--prefix", help="keep shared prefixes in each instance's cache")]
-Length = Annotated[float, typer.Option(help="texts are so many times as long")]
-TTFT = Annotated[float, typer.Option(help="SLO: seconds to the first token")]
-TPOT = Annotated[float, typer.Option(help="SLO: seconds a token after it")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="any setting of the experiment; may be repeated"),
-]
+KEYS = (
+    "executor.instances, executor.hardware=h200, executor.gpus, executor.decode.instances, "
+    "executor.router, cache.prefix=radix, measure.slo.ttft"
+)
 
 
 def simulate(
     trace: Trace,
     model: Model = "shape:llama-3.1-8b",
-    hardware: Hardware = "h100",
-    gpus: Gpus = 1,
-    pipeline: Pipeline = 1,
-    microbatches: Microbatches = None,
-    instances: Instances = 1,
-    decode_instances: DecodeInstances = 0,
-    router: RouterName = "least_loaded",
-    prefix: Prefix = False,
-    requests: Annotated[int | None, typer.Option(min=1, help="only so many requests")] = None,
-    load: Annotated[float, typer.Option(help="requests come so many times as fast")] = 1.0,
-    length: Length = 1.0,
-    ttft: TTFT = 1.0,
-    tpot: TPOT = 0.1,
-    until: Annotated[float | None, typer.Option(help="stop at this second; what is not done is in flight")] = None,
-    set_: Set = None,
+    load: Annotated[float, typer.Option(help="factor on the rate of arrivals; 2 doubles it")] = 1.0,
+    until: Annotated[
+        float | None, typer.Option(help="second at which to stop; unfinished requests count as in flight")
+    ] = None,
+    set_: Annotated[list[str] | None, settings_option(KEYS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate traffic on many instances: latencies, goodput, and the load of each instance. Nothing is loaded."""
+    """Simulate traffic on many instances.
+
+    Print latencies, goodput, and the load of each instance. No model is loaded."""
     from workbench.errors import WorkbenchError
-    from workbench.measure.simulation import simulate_experiment, simulation_experiment
+    from workbench.measure.simulation import simulate_experiment
 
     if not load > 0:
-        raise WorkbenchError(f"--load {load}: must be above 0; 2 doubles the rate")
-    executor = executor_settings(hardware, gpus, pipeline, microbatches, instances, decode_instances, router)
-    workload = traffic_settings(trace, length) | {"requests": requests, "time": 1 / load}
-    slo = {"ttft": ttft, "tpot": tpot}
-    experiment = simulation_experiment(model, executor, workload, slo, prefix, tuple(set_ or ()))
-    found = simulate_experiment(experiment, until)
+        raise WorkbenchError(f"--load {load}: must be above 0 (2 doubles the request rate)")
+    found = simulate_experiment(traffic_experiment(trace, model, set_, 1 / load), until)
     print_json(found) if as_json else show(found)
 
 
-def executor_settings(
-    hardware: str, gpus: int, pipeline: int, microbatches: int | None, instances: int, decode_instances: int,
-    router: str,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the settings of a simulated executor that command-line options describe."""
-    executor: dict[str, Any] = {
-        "kind": "simulated", "hardware": hardware, "gpus": gpus, "pipeline": pipeline, "microbatches": microbatches,
-        "instances": instances, "router": router,
-    }  # fmt: skip
-    return executor | ({"decode": {"instances": decode_instances}} if decode_instances else {})
-
-
-def traffic_settings(trace: str, length: float) -> dict[str, Any]:
-    """Return the settings of a traffic: a shipped generator's, or a trace file's. Raises WorkbenchError for neither."""
+def traffic_experiment(trace: str, model: str, changes: list[str] | None, time: float = 1.0) -> Experiment:
+    """Return an experiment that simulates a trace, given as a built-in generator's name or as a file. Raises
+    WorkbenchError if it is neither."""
     from workbench.errors import WorkbenchError, nearest
+    from workbench.measure.simulation import simulation_experiment
 
     if trace not in SHIPPED_TRACES and not Path(trace).exists():
-        known = f"there is no such file; name one, or {' or '.join(SHIPPED_TRACES)}{nearest(trace, SHIPPED_TRACES)}"
+        known = f"there is no such file; give a file, or {' or '.join(SHIPPED_TRACES)}{nearest(trace, SHIPPED_TRACES)}"
         raise WorkbenchError(f"trace {trace!r}: {known}")
     lengths = {"lengths": {"kind": trace}} if trace in SHIPPED_TRACES else {"trace": trace}
-    return {"kind": "traffic", "length": length, **lengths}
+    workload = {"kind": "traffic", "time": time, **lengths}
+    return simulation_experiment(model, {"kind": "simulated"}, workload, {}, changes=tuple(changes or ()))
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.text import Text
+    from workbench.reports.run_tables import group_table
 
-    from workbench.reports.run_tables import format_ms, group_table
-
-    out = console()
     about, requests = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
-    out.print(Text(heading, style="bold"), soft_wrap=True)
-    for line in parallel_lines(about):
-        out.print(Text(line), soft_wrap=True)
+    say(heading, style="bold")
+    say(*parallel_lines(about))
     counts = [
         f"{requests[name]:,} {name.replace('_', ' ')}" for name in requests if name != "errors" and requests[name]
     ]
-    out.print(Text(f"requests: {', '.join(counts)}"), soft_wrap=True)
+    say(f"requests: {', '.join(counts)}")
     for error, count in requests["errors"].items():
-        out.print(Text(f"  {count} times: {error}", style="red"), soft_wrap=True)
+        say(f"  {count} times: {error}", style="red")
     rows = [
-        (label, *(format_ms(found[name][p]) for p in ("p50", "p90", "p99", "max")))
+        (label, *(format_seconds(found[name][p]) for p in ("p50", "p90", "p99", "max")))
         for name, label in LATENCY_LABELS.items()
     ]
-    out.print(Table("", rows, ("milliseconds", "p50", "p90", "p99", "most"), left=()))
+    say(Table("", rows, ("latency", "p50", "p90", "p99", "most"), left=()))
     for kind in ("tenant", "priority"):
         if found[f"by_{kind}"]:
-            out.print(group_table(kind, found[f"by_{kind}"]))
+            say(group_table(kind, found[f"by_{kind}"]))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
         slo = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"
-        out.print(Text(f"goodput ({slo}): {good['requests_per_s']:.2f} requests/s, {good['share']:.1%} of all"))
+        say(f"goodput ({slo}): {good['requests_per_s']:.2f} requests/s, {format_percent(good['share'])} of all")
     rate = found["output_tokens_per_s"]
     tokens = f"{found['tokens']['output']:,} output tokens" + (f", {rate:,.0f} a second" if rate else "")
     hits, waste = found["cache_hit_rate"], found["cache_waste"]
-    tokens += f"; {hits:.1%} of prompt tokens from the cache" if hits else ""
-    tokens += f"; {waste:.1%} of pages in use empty" if waste is not None else ""
-    out.print(Text(tokens), soft_wrap=True)
+    tokens += f"; {format_percent(hits)} of prompt tokens from the cache" if hits else ""
+    tokens += f"; {format_percent(waste)} of pages in use empty" if waste is not None else ""
+    say(tokens)
     if sent := found["handed_over"]:
-        out.print(Text(handed_over_text(sent)), soft_wrap=True)
-    busy = ", ".join(f"{each['utilization']:.0%}" for each in found["instances"] if each["utilization"] is not None)
-    out.print(Text(f"utilization: {busy}; sequences at once: {max(i['sequences_max'] for i in found['instances'])}"))
+        say(handed_over_text(sent))
+    busy = ", ".join(
+        format_percent(each["utilization"]) for each in found["instances"] if each["utilization"] is not None
+    )
+    say(f"utilization: {busy}; sequences at once: {max(i['sequences_max'] for i in found['instances'])}")
     words = f"{found['simulated_s']:,.0f} simulated seconds in {found['wall_s']:.1f} s"
-    out.print(Text(words), soft_wrap=True)
+    say(words)
 
 
 def parallel_lines(about: dict[str, Any]) -> list[str]:
-    """Return what ranks send each other, and how long the stages of a pipeline wait."""
+    """Return lines of text about the communication of ranks and the idle time of a pipeline's stages, for the printed
+    result."""
     lines = []
     if "all_reduce_bytes_per_token" in about:
-        sent = f"{about['all_reduce_bytes_per_token']:,.0f} bytes of all-reduce a token"
+        sent = f"{about['all_reduce_bytes_per_token']:,.0f} bytes of all-reduce per token"
         lines.append(f"{about['tensor']} ranks a layer: {sent}")
     if "pipeline" in about:
         stages = f"{about['pipeline']} stages, up to {about['microbatches']} microbatches a step"
-        lines.append(f"{stages}: with so many {about['bubble_share']:.0%} bubbles")
+        lines.append(f"{stages}: {format_percent(about['bubble_share'])} of the time in bubbles")
     return lines
 
 
 def handed_over_text(sent: dict[str, Any]) -> str:
-    from workbench.memory.report import format_bytes
-
-    size, rate = format_bytes(sent["bytes"]), format_bytes(sent["bytes_per_s"] or 0)
+    size, rate = format_bytes(sent["bytes"]), format_bytes(sent["bytes_per_s"])
     each = format_bytes(sent["transfer_bytes_per_s"])
-    return f"handed over: {sent['sequences']:,} sequences, {size} of keys and values, {rate} a second; each at {each}/s"
+    return f"handed over: {sent['sequences']:,} sequences, {size} of keys and values, {rate}/s; each at {each}/s"

@@ -18,7 +18,7 @@ import typer
 
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
-from workbench.svg import format_seconds
+from workbench.units import format_duration, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,20 +33,21 @@ TIMEOUT_SECONDS = 10.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STATE_STYLES = {"waiting": "yellow", "prefill": "dark_orange", "decode": "blue", "cancelled": "dim", "failed": "red"}
-MAX_LINES = 32  # rows of requests where there is no terminal
+MAX_LINES = 32  # rows of requests if the output is not a terminal
 
 
 def top(
     url: Annotated[str, typer.Argument(help="a server's address, as `workbench serve` prints it")],
     key: Annotated[
-        str | None, typer.Option(help=f"a key with the scope admin, where keys are asked for; or {KEY_VARIABLE}")
+        str | None, typer.Option(help=f"key with the scope admin, if the server requires keys; or {KEY_VARIABLE}")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="print what it does now, and end")] = False,
+    once: Annotated[bool, typer.Option("--once", help="print one snapshot and exit")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a server: requests by state, tokens a second, latencies, pages, cache hits, limits and money.
+    """Watch a server in the terminal.
 
-    It is drawn again every second; q or Ctrl-C ends it. `--json` prints one snapshot.
+    Shows requests by state, tokens per second, latencies, pages, cache hits, limits and costs, every second; q or
+    Ctrl-C quits. `--json` prints one snapshot.
     """
     address = _address(url)
     read = _reader(address, key or os.environ.get(KEY_VARIABLE, ""))
@@ -71,17 +72,17 @@ def _watch(read: Callable[[], ServerSnapshot], snapshot: ServerSnapshot, address
                 return
             try:
                 snapshot, note = read(), "q ends"
-            except WorkbenchError as error:  # it may be starting again: the last figures stay, with the reason
+            except WorkbenchError as error:  # the server may be restarting: keep the last numbers and show the error
                 note = f"no answer: {error}; q ends"
 
 
 @contextmanager
 def _key_presses() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits so many seconds for a key and returns it, or nothing."""
+    """Yield a function that waits the given seconds for a key, and returns the key or ""."""
     try:
         import termios
         import tty
-    except ImportError:  # Windows: Ctrl-C ends it
+    except ImportError:  # Windows: only Ctrl-C quits
         yield lambda seconds: time.sleep(seconds) or ""
         return
     if not sys.stdin.isatty():
@@ -101,29 +102,29 @@ def _key_presses() -> Iterator[Callable[[float], str]]:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Follow no redirect: the key would go along to wherever it leads."""
+    """Follow no redirect, because the key would be sent to the new address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _address(url: str) -> str:
-    """Return a server's address without a path; `127.0.0.1:8000` and a client's base URL are addresses too."""
+    """Return a server's address without a path; accepts `127.0.0.1:8000` and a client's base URL."""
     whole = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(whole)
         wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         wrong = True
     if wrong:
-        raise WorkbenchError(f"{url!r} is no address of a server; give one such as http://127.0.0.1:8000")
+        raise WorkbenchError(f"{url!r} is not a server's address; give an address such as http://127.0.0.1:8000")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def _reader(address: str, key: str) -> Callable[[], ServerSnapshot]:
     """Return a function that asks the server for a snapshot.
 
-    It raises a WorkbenchError that says what is wrong with the address, the key or the answer.
+    It raises WorkbenchError if the address, the key or the answer is wrong.
     """
     from workbench.serve.watch.snapshot import ServerSnapshot
 
@@ -144,7 +145,7 @@ def _reader(address: str, key: str) -> Callable[[], ServerSnapshot]:
                 "`workbench serve MODEL` starts one and prints its address"
             ) from None
         except ValueError:
-            raise WorkbenchError(f"{address}{PATH} answers without JSON: it is no server of the workbench") from None
+            raise WorkbenchError(f"{address}{PATH} does not answer with JSON: it is not a workbench server") from None
         return ServerSnapshot.from_dict(values, f"what {address}{PATH} answers")
 
     return read
@@ -153,14 +154,14 @@ def _reader(address: str, key: str) -> Callable[[], ServerSnapshot]:
 def _refusal(address: str, error: HTTPError, has_key: bool) -> str:
     if error.code in (401, 403):
         wanted = "another key" if has_key else "a key"
-        return f"{address} refuses to show this ({error.code}); give {wanted} with the scope admin: --key"
+        return f"{address} refuses access ({error.code}); give {wanted} with the scope admin: --key"
     if error.code == 404:
-        return f"{address} has no {PATH}: it is no server of the workbench, or an older one"
+        return f"{address} has no {PATH}: it is not a workbench server, or an older version"
     return f"{address}{PATH} answers {error.code} {error.reason}"
 
 
 def render(snapshot: ServerSnapshot, address: str, max_requests: int = MAX_LINES, note: str = "") -> Group:
-    """Return a snapshot as a renderable of rich: a headline, figures, meters, and the latest requests."""
+    """Return a server's snapshot as a rich renderable: a headline, figures, meters, and the latest requests."""
     from rich.console import Group
     from rich.text import Text
 
@@ -169,7 +170,7 @@ def render(snapshot: ServerSnapshot, address: str, max_requests: int = MAX_LINES
         for state, count in snapshot.requests.items()
     )
     name = Text(_plain(snapshot.model or "server").plain, "bold")
-    head = Text.assemble(name, f"  {address}  up {_duration(snapshot.uptime)}")
+    head = Text.assemble(name, f"  {address}  up {format_duration(snapshot.uptime)}")
     parts: list[Any] = [head, states, Text(), _figures(snapshot)]
     if snapshot.meters:
         parts += [Text(), _meters(snapshot)]
@@ -192,8 +193,8 @@ def _figures(snapshot: ServerSnapshot) -> Table:
         table.add_row(name, f"{cuts.count:,} requests", found if cuts.count else "")
     pages, share = snapshot.pages, snapshot.cache_hit_share
     table.add_row("pages", f"{pages.total:,}", f"{pages.used:,} used, {pages.idle:,} idle, {pages.free:,} free")
-    hits = "–" if share is None else f"{share:.0%}"
-    table.add_row("cache", hits, f"{snapshot.cached_tokens:,} of {snapshot.prompt_tokens:,} prompt tokens found")
+    found = f"{snapshot.cached_tokens:,} of {snapshot.prompt_tokens:,} prompt tokens from the cache"
+    table.add_row("cache", format_percent(share), found)
     return table
 
 
@@ -206,13 +207,14 @@ def _meters(snapshot: ServerSnapshot) -> Table:
     for meter in snapshot.meters:
         bound = "–" if meter.limit is None else f"{meter.limit:,.6g}"
         style = "red" if meter.limit is not None and meter.used >= meter.limit else None
-        cells = (meter.name, f"{meter.used:,.6g} {meter.unit}", bound, _until_free(meter.resets_in))
+        free = "now" if meter.resets_in is not None and meter.resets_in <= 0 else format_duration(meter.resets_in)
+        cells = (meter.name, f"{meter.used:,.6g} {meter.unit}", bound, free)
         table.add_row(*map(_plain, cells), style=style)
     return table
 
 
 def _requests(snapshot: ServerSnapshot, count: int) -> Table:
-    """Those under way first, the latest first of each."""
+    """Return a table of requests: running ones first, then ended ones, the latest first in each group."""
     from rich.table import Table
     from rich.text import Text
 
@@ -238,18 +240,7 @@ def _cells(each: RequestStatus, now: float) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> Text:
-    """Return text from elsewhere as it is: no markup, and nothing that a terminal would obey."""
+    """Return foreign text without markup and without control characters that a terminal would execute."""
     from rich.text import Text
 
     return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
-
-
-def _until_free(seconds: float | None) -> str:
-    if seconds is not None and seconds <= 0:
-        return "now"
-    return _duration(seconds) if seconds is not None and seconds >= 60 else format_seconds(seconds)
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, print_json, say
 from workbench.display import Table
 
 
 def usage(
     by: Annotated[
-        str, typer.Option(help="day, key, tenant, model, dialect, ended, id; several with commas")
+        str, typer.Option(help="columns: day, key, tenant, model, dialect, ended, id; separated by commas")
     ] = "key,day",
-    since: Annotated[str, typer.Option(metavar="DAY", help="the first day of UTC, as 2026-11-23")] = "",
-    key: Annotated[str, typer.Option(help="of this key alone")] = "",
-    tenant: Annotated[str, typer.Option(help="of this tenant alone")] = "",
-    file: Annotated[Path, typer.Option(metavar="FILE", help="the `accounting.file` of the gateway")] = Path(
-        "usage.sqlite"
-    ),
+    since: Annotated[str, typer.Option(metavar="DAY", help="first day to count, in UTC, such as 2026-11-23")] = "",
+    key: Annotated[str, typer.Option(help="count only the key with this id")] = "",
+    tenant: Annotated[str, typer.Option(help="count only the tenant of this name")] = "",
+    file: Annotated[
+        Path, typer.Option(metavar="FILE", help="accounting file (`accounting.file` of the gateway)")
+    ] = Path("usage.sqlite"),
     as_json: AsJson = False,
 ) -> None:
-    """Sum calls, tokens by kind and costs. Costs are those of the prices of their time; sums are exact."""
+    """Sum calls, tokens by kind and costs. A call costs what its tokens cost at its time; sums are exact."""
     from workbench.economics.prices import KINDS, format_money
     from workbench.gateway.accounting import currency_of, open_accounts, sum_calls
 
@@ -39,4 +39,4 @@ def usage(
         (*row.group, row.calls, *(count for _, count in row.usage), row.kept, format_money(row.cost, 6)) for row in rows
     ]
     note = "" if rows else "no calls yet" if not (since or where) else "no such calls"
-    console().print(Table(str(file), cells, headings, note=note, left=names))
+    say(Table(str(file), cells, headings, note=note, left=names))

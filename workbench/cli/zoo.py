@@ -1,4 +1,4 @@
-"""`workbench zoo`: published techniques as parts of a page each, with what was measured of them here."""
+"""`workbench zoo`: published techniques, each implemented on a page, with measurements on this machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, backend_errors, console, print_json
+from workbench.cli.shared import AsJson, ListingFormat, backend_errors, console, print_json, say
 from workbench.display import Table
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.zoo.entry import LoadedEntry
 
-app = typer.Typer(help="The zoo of published techniques.", invoke_without_command=True, rich_markup_mode="markdown")
+app = typer.Typer(
+    help="List, check and run published techniques.", invoke_without_command=True, rich_markup_mode="markdown"
+)
 Folder = Annotated[Path | None, typer.Option(help="the entries' folder; the workbench's own unless given")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="entries, as `workbench zoo` lists them")]
-STYLES = {"holds": "green", "holds-with-limits": "yellow", "refuted": "red", "not run yet": "dim"}
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="entries, as `workbench zoo` lists them")]
 
 
 @app.callback(epilog="Example: `workbench zoo --kind sampling`")
@@ -29,27 +30,23 @@ def zoo(
     kind: Annotated[
         str | None, typer.Option(help="attention, format, eviction, sampling, draft or schedule; all unless given")
     ] = None,
-    md: Annotated[bool, typer.Option("--md", help="print a Markdown table")] = False,
-    as_json: AsJson = False,
+    format: Annotated[ListingFormat, typer.Option(help="output format")] = ListingFormat.TABLE,
     folder: Folder = None,
 ) -> None:
-    """Print all techniques: lines of code, laws, bytes and speed against the baseline, KL divergence, verdict."""
+    """List published techniques, each with its verdict.
+
+    Columns: lines of code, laws, bytes and speed relative to the baseline, KL divergence, verdict."""
     if context.invoked_subcommand is not None:
         return
-    from rich.text import Text
-
     from workbench.zoo.zoo import open_zoo
 
     found = open_zoo(folder or _home())
     found = found if kind is None else found.of_kind(kind)
-    table = found.table()
-    if as_json:
+    if format is ListingFormat.JSON:
         return print_json(found.rows)
-    if md:
-        return print(table.markdown(), end="")
-    rows = [(*row[:-1], Text(str(row[-1]), style=STYLES.get(str(row[-1]), ""))) for row in table.rows]
-    console().print(Table("", rows, table.headings, left=table.left).rich())
-    console().print(f"{found.counts}. One of them: `workbench zoo show NAME`", highlight=False)
+    if format is ListingFormat.MD:
+        return print(found.table().markdown(), end="")
+    say(found)
 
 
 @app.command(epilog="Example: `workbench zoo show typical`")
@@ -58,7 +55,7 @@ def show(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one technique: its equation, the line that turns it on, claim, rule, figures and source."""
+    """Show one technique: its equation, the setting that enables it, claim, rule, measurements and source."""
     from workbench.zoo.zoo import open_zoo
 
     item = open_zoo(folder or _home())[name]
@@ -78,9 +75,9 @@ def show(
 @app.command(epilog="Example: `workbench zoo check typical`")
 def check(
     names: Names = None,
-    all_: Annotated[bool, typer.Option("--all", help="every entry")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="take every entry")] = False,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="tried for each law; the kit's own number unless given")
+        int | None, typer.Option(min=1, help="number of examples for each law; the kit's own number unless given")
     ] = None,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -97,7 +94,7 @@ def check(
         for report in reports[name]:
             print(report)
         if not reports[name]:
-            print(f"{name}: {entry.settings.technique} is made of the engine's own settings; no kit checks it")
+            print(f"{name}: {entry.settings.technique} only combines settings of the engine; it has no laws to check")
     if as_json:
         print_json({name: [{"part": report.part, "laws": [law._asdict() for law in report.laws]} for report in found]
                     for name, found in reports.items()})  # fmt: skip
@@ -107,17 +104,17 @@ def check(
 @app.command(epilog="Example: `workbench zoo run typical`, `workbench zoo run --all --missing`")
 def run(
     names: Names = None,
-    all_: Annotated[bool, typer.Option("--all", help="every entry")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="take every entry")] = False,
     missing: Annotated[
-        bool, typer.Option("--missing", help="only entries without a record, or changed since it was made")
+        bool, typer.Option("--missing", help="only entries without a record, or changed since their record")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="a first look: less is measured, nothing is recorded")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="measure less, and record nothing")] = False,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure techniques against their baselines, check their laws, and store the records.
 
-    Several are measured one after another, each in a process of its own."""
+    Several techniques are measured one after another, each in a separate process."""
     from workbench.progress import ProgressStage, progress_stages
     from workbench.zoo.record import ZooRecord, record_file
     from workbench.zoo.zoo import NOT_RUN
@@ -146,14 +143,14 @@ def run(
         if rows:
             console().print(Table("", rows, ("name", "verdict", "laws", "reason")))
         else:
-            typer.echo("every record is of the entry as it is")
+            typer.echo("every entry has an up-to-date record")
         if quick:
             typer.echo("a quick look: nothing is recorded", err=True)
     raise typer.Exit(1 if faults else 0)
 
 
 def _measure(entry: LoadedEntry, quick: bool, tell: Any) -> dict[str, Any]:
-    """Measure here; store the record unless it is a quick look."""
+    """Measure in this process; store the record unless `quick`."""
     from workbench.zoo.laws import check_entry
     from workbench.zoo.measure import measure_entry
     from workbench.zoo.record import ZooRecord, record_file
@@ -168,7 +165,7 @@ def _measure(entry: LoadedEntry, quick: bool, tell: Any) -> dict[str, Any]:
 
 
 def _measure_apart(entry: LoadedEntry, quick: bool) -> dict[str, Any]:
-    """Measure in a fresh process, so that nothing compiled or allocated before influences it."""
+    """Measure in a new process, so that earlier compilation and memory use do not affect the result."""
     from workbench.machine.environment import child_environment
 
     command = [sys.executable, "-m", "workbench", "zoo", "run", entry.name, "--json"]
@@ -188,7 +185,7 @@ def _selected(names: list[str] | None, every: bool, folder: Path | None, verb: s
     from workbench.zoo.zoo import named_entries
 
     if bool(names) == every:
-        raise WorkbenchError(f"workbench zoo {verb}: name entries, or give --all; `workbench zoo` lists them")
+        raise WorkbenchError(f"workbench zoo {verb}: give entries or --all; `workbench zoo` lists them")
     return named_entries(folder or _home(), names or ())
 
 

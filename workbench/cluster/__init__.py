@@ -1,1 +1,1 @@
-"""Several engines behind one front, each in a process of its own: replicas, and pools of prefill and of decode."""
+"""Serve requests with several engines, each in its own process: replicas, and prefill and decode pools."""

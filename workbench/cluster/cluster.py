@@ -1,4 +1,4 @@
-"""Serve a model from several processes behind one front, which is used like a runner's thread.
+"""Serve a model from several processes behind one front, with the interface of a runner's thread.
 
 any thread: submit, scale, deploy ---> jobs ---> front's thread: place requests, take reports ---> sinks
 """
@@ -6,7 +6,6 @@ any thread: submit, scale, deploy ---> jobs ---> front's thread: place requests,
 from __future__ import annotations
 
 import atexit
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,17 +15,17 @@ from workbench.cluster.accounts import FleetAccount, compare_variants
 from workbench.cluster.deployments import Deployments
 from workbench.cluster.fleet_model import FleetModel
 from workbench.cluster.front import FleetLimits, Front
-from workbench.cluster.front_thread import FrontThread
+from workbench.cluster.job_thread import JobThread
 from workbench.cluster.launcher import CLOSED, Launcher, LauncherThreads, StartedReplica
-from workbench.cluster.process_replicas import ProcessLauncher
-from workbench.cluster.replica import PageCounts
+from workbench.cluster.pools_replica import ProcessLauncher
+from workbench.cluster.replica import PageCounts, combine_fingerprints
 from workbench.cluster.variants import DeployedVariant
 from workbench.display import Displayable, Table
 from workbench.engine import inputs as intake
 from workbench.engine.config import EngineConfig
 from workbench.engine.request_handle import RequestHandle
 from workbench.engine.runner_thread import EventSink
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.settings import RadixPrefixCache
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.assemble import Prompt
@@ -39,20 +38,22 @@ from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event
 
 Result = TypeVar("Result")
-LOCAL = "local"  # the address of a Ray of one's own
+LOCAL = "local"  # address that starts Ray on this machine
 ROUTERS = {"prefix": "prefix_aware", "session": "session_sticky"}  # short names
-SEQUENCES_PER_PLACE = 2  # a replica has so many of its running sequences, so that none of its places stays empty
+CLOSE_SECONDS = 10.0  # time limit for the front to end all requests
+SEQUENCES_PER_PLACE = 2  # samples sent to a replica, per running sequence, to keep its batch full
 
 
 class Cluster(Displayable):
-    """Replicas of a model and their front. `close()` ends them, and so does leaving a `with` block or Python.
+    """Replicas of a model and the front that serves requests with them. `close()` ends them, and so does leaving a
+    `with` block or Python.
 
         with workbench.Cluster(workbench.EngineConfig(), replicas=2) as cluster:
             for event in cluster.stream("def fib(n):", max_tokens=32):
                 print(event.text, end="")
 
-    It is used like a runner: `stream`, `workbench.serve(cluster)`. What a killed replica was answering goes on at
-    another after what was emitted, and a new one starts.
+    It has a runner's interface: `stream`, `workbench.serve(cluster)`. Requests of a killed replica continue on
+    another replica after their emitted tokens, and a new replica starts.
     """
 
     def __init__(
@@ -72,20 +73,20 @@ class Cluster(Displayable):
         """Start a cluster; return when all its replicas can serve.
 
         Args:
-            config: every setting of an engine; the same for all replicas.
-            replicas: how many.
+            config: engine settings, the same for all replicas.
+            replicas: number of replicas.
             router: round_robin, least_loaded, session or prefix; or a router's settings (`simulate.routers`).
-            address: of a Ray cluster, on which they start; `local` starts one on this machine. None: processes of this
-                machine, which need no Ray.
-            cpus: cores, and threads, of a replica; an equal share of this machine's unless given.
-            gpus: accelerators of a replica, which Ray shares out, with an address or without.
-            step_seconds: that a step may last; then its replica is ended as a lost one. None: any time.
-            limits: bounds of the fleet; by the config unless given.
-            launcher: starts replicas in another way.
-            report: receives a line on each slow part of starting.
+            address: address of a Ray cluster to start replicas on; `local` starts one on this machine. None: child
+                processes of this machine, without Ray.
+            cpus: cores and threads of a replica; default: an equal share of this machine's cores.
+            gpus: accelerators of a replica, assigned by Ray, with or without an address.
+            step_seconds: time limit of a step; then its replica is ended as lost. None for no limit.
+            limits: bounds of the fleet; default: derived from the config.
+            launcher: starts the replicas, in place of Ray or child processes.
+            report: receives a line on each slow part of the start.
 
         Raises:
-            WorkbenchError: for a model or settings that cannot be carried out, and where Ray is wanted and missing.
+            WorkbenchError: for an unsupported model or settings, or if Ray is needed and missing.
         """
         if replicas < 1:
             raise WorkbenchError(f"replicas: {replicas}; give at least 1")
@@ -108,8 +109,10 @@ class Cluster(Displayable):
             with report_if_slow(f"{starting}: Ray at {address or LOCAL}", report):
                 launcher = RayLauncher(None if address == LOCAL else address, cpus, gpus, replicas, step_seconds)
         self._threads = LauncherThreads(launcher)
-        self._thread = FrontThread(self.front)
-        self._deployments = Deployments(first, self._thread, self._threads, report)
+        self._thread = JobThread(
+            "cluster's front", lambda: CLOSED, self.front.arrive, self.front.seconds_to_arrival, self._failed
+        )
+        self._deployments = Deployments(first, self.front, self._thread, self._threads, report)
         self._request_ids = (f"request-{n}" for n in itertools.count())
         atexit.register(self.close)
         register_stoppable(self)
@@ -120,11 +123,17 @@ class Cluster(Displayable):
             self.close()
             raise
 
-    # What a runner's thread offers.
+    def _failed(self, error: BaseException) -> None:
+        """End all requests after an error of the front itself: they cannot continue."""
+        self.front.end_all(f"the front failed: {describe_error(error)}")
+
+    # The interface of a runner's thread.
 
     @property
     def config(self) -> EngineConfig:
-        """Return the settings of the variant that serves alone, or of the last one that did."""
+        """Return the settings of the only serving variant. If there are several, return the settings of the last
+        variant that served alone.
+        """
         return self._deployments.current.config
 
     @property
@@ -149,14 +158,16 @@ class Cluster(Displayable):
         return intake.assemble(self, conversation, context, overflow, max_tokens)
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
-        """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
+        """Return `requests` as Request values, in the given order; texts and conversations are encoded and
+        get an id.
+        """
         return intake.make_requests(
             requests, self.tokenizer, sampling, self._request_ids, self.assemble, self.sampling_defaults
         )
 
     @intake.with_sampling_signature
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
-        """Run `requests` and yield events as they happen, as `Runner.stream` does; each names its replica."""
+        """Run `requests` and yield events as they happen, as `Runner.stream` does; each event names its replica."""
         return iter(self.submit(requests, **sampling))
 
     def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
@@ -169,11 +180,11 @@ class Cluster(Displayable):
     def submit_to(self, sink: EventSink, requests: Iterable[Request], is_single: bool = False) -> Callable[[], None]:
         """Submit `requests`, whose events go to `sink`; return a function that cancels them soon, from any thread.
 
-        `is_single`: the sink is given the error of a request that is refused.
+        `is_single`: the error of a refused request goes to the sink.
         """
         context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
         begin = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
-        made = [intake.truncate_prompt(each, context, overflow, begin) for each in requests]  # as a runner does
+        made = [intake.truncate_prompt(each, context, overflow, begin) for each in requests]  # as in a runner
         submissions: list[Any] = []
         if not self._thread.put(lambda: submissions.append(self.front.submit(sink, made, is_single))):
             raise WorkbenchError(CLOSED)
@@ -184,48 +195,48 @@ class Cluster(Displayable):
         return cancel
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `listener` with every event of the fleet, in the front's thread; return a function that ends it."""
-        listeners = self.front.submissions.listeners
-        listeners.append(listener)
-        return lambda: listeners.remove(listener) if listener in listeners else None
+        """Call `listener` with every event of the fleet, in the front's thread; return a function that stops it."""
+        return self.front.submissions.listen(listener)
 
     def after_delivery(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the events of a message are with their sinks; return a function that ends it."""
+        """Call `callback` each time that the events of a replica's message have reached their sinks; return a function
+        that stops it.
+        """
         callbacks = self.front.submissions.after_delivery
         callbacks.append(callback)
         return lambda: callbacks.remove(callback) if callback in callbacks else None
 
     def busy_seconds(self) -> float:
-        """Return the seconds that the present step has lasted, of the replica where it is shortest."""
+        """Return how many seconds the current step has taken so far, at the replica where this is least."""
         return min((each.busy_seconds for each in self.replicas.values()), default=0.0)
 
     def call(self, function: Callable[[Any], Result], replica: int | None = None) -> Result:
-        """Return `function(runner)`, run in a replica between two of its steps; the first replica unless given."""
+        """Run `function(runner)` in a replica (default: the first), between two steps, and return its result."""
         known = self.replicas
         number = next(iter(known), None) if replica is None else replica
         if number not in known:
-            raise WorkbenchError(f"replica {number}: not there now; there are {', '.join(map(str, known)) or 'none'}")
+            raise WorkbenchError(f"replica {number}: not running; running: {', '.join(map(str, known)) or 'none'}")
         with self._threads.using():
             return known[number].call(function)
 
     def stop(self) -> None:
-        """Cancel all requests soon."""
+        """Cancel all requests, without waiting."""
         self._thread.put(lambda: [self.front.cancel(each) for each in self.front.submissions])
 
     # The fleet.
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that differs where the same tokens may be answered differently: weights and settings.
+        """Return a text that identifies weights and settings: engines that may answer the same tokens differently have
+        different texts.
 
-        Several variants that serve have one together; see `fingerprint_of`."""
-        prints = sorted({self._fingerprint(name) for name in self.front.variants.shares})
-        return prints[0] if len(prints) == 1 else f"fp_{hashlib.sha256(repr(prints).encode()).hexdigest()[:12]}"
+        Serving variants share one combined fingerprint; for one variant see `fingerprint_of`."""
+        return combine_fingerprints(self._fingerprint(name) for name in self.front.variants.shares)
 
     def fingerprint_of(self, tenant: str) -> str:
-        """Return the fingerprint of the variant that a tenant's requests get; empty where they get several.
+        """Return the fingerprint of the variant that serves a tenant; empty if several variants do.
 
-        Only answers of one fingerprint may stand for each other."""
+        A cached answer may be reused only under the same fingerprint."""
         variant = self.front.variants.of_tenant(tenant)
         return "" if variant is None else self._fingerprint(variant)
 
@@ -235,17 +246,17 @@ class Cluster(Displayable):
 
     @property
     def pages(self) -> PageCounts:
-        """Return the pages of all replicas together."""
+        """Return the numbers of pages in use, idle and free, over all replicas."""
         return self.front.pages
 
     @property
     def cache_tokens(self) -> int:
-        """Return how many tokens the cache of the smallest replica has room for; 0 while none serves."""
+        """Return the cache size in tokens of the smallest replica; 0 while none serves."""
         return min((each.ready.cache_tokens for each in self.replicas.values()), default=0)
 
     @property
     def accounts(self) -> dict[str, FleetAccount]:
-        """Return what each variant did; the first variant's name is empty."""
+        """Return the account of each variant; the first variant's name is empty."""
         return self.front.accounts
 
     def compare(self) -> Table:
@@ -258,47 +269,47 @@ class Cluster(Displayable):
         return dict(self._deployments.replicas)
 
     def num_replicas(self, variant: str = "") -> int:
-        """Return the replicas that serve a variant now."""
+        """Return the number of replicas that serve a variant now."""
         return self._deployments.num_replicas(variant)
 
     @property
     def starting(self) -> dict[int, str]:
-        """Return the variants of the replicas that start now, by number."""
+        """Return the variant of each replica that is starting now, by replica number."""
         return {number: known.name for number, known in dict(self._deployments.starting).items()}
 
     def num_requests(self) -> tuple[int, int]:
-        """Return the requests that replicas have, and those that wait at the front."""
+        """Return (number of requests at replicas, number of requests waiting at the front)."""
         waiting = self.front.num_waiting
         return self.front.num_requests - waiting, waiting
 
     def scale(self, replicas: int, variant: str = "", hand_over: bool = True) -> None:
-        """Change the number of replicas; returns when new ones can serve, those that leave may still drain.
+        """Change the number of replicas; return when new replicas can serve. Leaving replicas may still drain.
 
         Args:
-            replicas: how many of the variant there are to be.
-            variant: the name of a variant that was deployed.
-            hand_over: requests of a replica that leaves go on elsewhere at once; otherwise they end there.
+            replicas: target number of replicas of the variant.
+            variant: name of a deployed variant.
+            hand_over: move requests of a leaving replica elsewhere at once; otherwise they finish there.
         """
         self._deployments.scale(variant, replicas, hand_over)
 
     def deploy(
         self, config: EngineConfig, share: float, replicas: int = 1, name: str = "b", keys: Sequence[str] = ()
     ) -> None:
-        """Serve a share of the requests by another config: a rolling change, or two variants to compare.
+        """Serve a share of the requests with another config: for a rolling change, or to compare two variants.
 
-        A tenant's requests, or one without a tenant by its id, always go to the same variant, and stay with it when
-        its replicas are lost. Where none of them can be started again, its requests go to the other variants.
-        `accounts` has the results of each. A variant that cannot be started leaves the fleet as it was.
+        A tenant's requests always go to the same variant, also after replicas are lost; a request without a tenant is
+        assigned by its id. If no replica of a variant can be restarted, its requests go to the other variants.
+        `accounts` has the results of each variant. A variant that cannot be started leaves the fleet unchanged.
 
         Args:
-            config: of the new variant; its model must have the tokenizer of the first.
-            share: of the requests, 0 to 1; 1 replaces all others, whose replicas then leave as they get idle.
-            replicas: how many serve it.
-            name: of the variant; none that serves now has it.
-            keys: tenants (the owners of the server's keys) that always get it; the share is of all others.
+            config: config of the new variant; its model must have the tokenizer of the first variant.
+            share: fraction of the requests, 0 to 1; 1 replaces all other variants: their replicas leave when idle.
+            replicas: number of replicas.
+            name: name of the variant; no serving variant may have it.
+            keys: tenants (owners of the server's keys) always served by it; `share` applies to all others.
         """
         if not 0 <= share <= 1 or not (share or keys):
-            raise WorkbenchError(f"share: {share}; give a part of the requests, above 0 and up to 1; or 0 and keys")
+            raise WorkbenchError(f"share: {share}; give a share of the requests, above 0 and up to 1; or 0 and keys")
         if isinstance(keys, str):
             raise WorkbenchError(f"keys: {keys!r}; give a list of tenants")
         if replicas < 1:
@@ -308,12 +319,14 @@ class Cluster(Displayable):
         self._deployments.deploy(made, share, keys)
 
     def close(self) -> None:
-        """End all requests and replicas, and the Ray cluster that was started here. Does nothing the second time.
+        """End all requests and replicas, and a Ray cluster started here. A second call does nothing.
 
-        Waits for starts that are under way: Ray exits the process where a thread uses it while it shuts down.
+        Waits for replicas that are starting: Ray exits the process if a thread uses it during shutdown.
         """
-        if not self._thread.close():
+        if not self._thread.close(lambda: self.front.end_all(CLOSED)):
             return
+        if not self._thread.is_current:
+            self._thread.join(CLOSE_SECONDS)
         self._threads.close(lambda: [each.stop() for each in self.replicas.values()])
         atexit.unregister(self.close)
 

@@ -1,4 +1,4 @@
-"""Keep as many replicas of each variant as are wanted: start them, replace lost ones, let others leave.
+"""Keep the wanted number of replicas of each variant: start them, replace lost replicas, retire surplus ones.
 
 scale, deploy ---> reserve numbers ---> threads: start ---> take in, or stop where no longer wanted
 lost          ---> reserve numbers ---> thread: start again ---> later again, or give up the variant if none serves
@@ -13,63 +13,65 @@ from contextlib import suppress
 from functools import partial
 
 from workbench.cluster.accounts import FleetAccount
-from workbench.cluster.front_thread import FrontThread
-from workbench.cluster.launcher import LauncherThreads, StartedReplica
+from workbench.cluster.front import Front
+from workbench.cluster.job_thread import JobThread
+from workbench.cluster.launcher import LauncherThreads, StartedReplica, pause_before_start
 from workbench.cluster.replica import Report
 from workbench.cluster.variants import DeployedVariant
 from workbench.errors import WorkbenchError, describe_error
 from workbench.progress import AGAIN_SECONDS, report_if_slow
-
-MAX_FAILED_STARTS = 3  # one after another, of replicas that are to take the place of lost ones
-# Seconds before the next try, each twice the one before, where others of the variant still serve.
-FIRST_PAUSE, MAX_PAUSE = 5.0, 60.0
 
 
 class Deployments:
     """The variants that a cluster serves and the replicas of each; changed in the front's thread alone.
 
     Attributes:
-        variants: by name; the first has an empty one.
-        starting: the variants of replicas that start now, by number.
-        replicas: those that serve, by number.
-        current: the variant whose template, context and settings stand for the cluster: the one that serves alone, or
-            the last one that did.
+        variants: variants by name; the first variant's name is empty.
+        starting: the variant of each starting replica, by replica number.
+        replicas: serving replicas by number.
+        current: the variant that supplies the cluster's template, context and settings: the only serving variant, or
+            the last one that served alone.
     """
 
     def __init__(
-        self, first: DeployedVariant, thread: FrontThread, threads: LauncherThreads, report: Callable[[str], None]
+        self,
+        first: DeployedVariant,
+        front: Front,
+        thread: JobThread,
+        threads: LauncherThreads,
+        report: Callable[[str], None],
     ):
         self.variants = {first.name: first}
         self.starting: dict[int, DeployedVariant] = {}
         self.replicas: dict[int, StartedReplica] = {}
         self.current = first
-        self._thread, self._front, self._threads, self._report = thread, thread.front, threads, report
+        self._thread, self._front, self._threads, self._report = thread, front, threads, report
         self._numbers = itertools.count(1)
 
-    # For any thread but the front's.
+    # Call from any thread except the front's.
 
     def start_first(self) -> None:
-        """Start the replicas that the first variant wants; return when they can serve."""
+        """Start the wanted replicas of the first variant; return when they can serve."""
         first = self.current
         self._start_all(first, self._thread.ask(lambda: self._reserve(first, first.wanted)))
 
     def scale(self, variant: str, replicas: int, hand_over: bool) -> None:
-        """See `Cluster.scale`."""
+        """Change the number of replicas of a variant (see `Cluster.scale`)."""
         self._start_all(*self._thread.ask(lambda: self._resize(variant, replicas, hand_over)))
 
     def deploy(self, made: DeployedVariant, share: float, keys: Sequence[str]) -> None:
-        """Start the replicas of a variant, then give it its share (see `Cluster.deploy`)."""
+        """Start the replicas of a variant, then assign its share of the requests (see `Cluster.deploy`)."""
         numbers = self._thread.ask(lambda: self._enter(made))
         try:
             self._start_all(made, numbers)
             self._thread.ask(lambda: self._share(made, share, keys))
         except BaseException:
-            with suppress(WorkbenchError):  # the cluster was closed, which is the error
+            with suppress(WorkbenchError):  # closed: the original error is raised
                 self._thread.ask(lambda: self._withdraw(made))
             raise
 
     def _start_all(self, known: DeployedVariant, numbers: Sequence[int]) -> None:
-        """Start replicas together, and wait until they can serve (WorkbenchError of the first that cannot)."""
+        """Start replicas in parallel and wait until they can serve (WorkbenchError of the first that cannot)."""
         errors: list[BaseException] = []
 
         def start(number: int) -> None:
@@ -85,7 +87,7 @@ class Deployments:
             raise errors[0]
 
     def _start(self, number: int, known: DeployedVariant) -> None:
-        """Start a replica and take it in."""
+        """Start a replica and let it serve."""
         try:
             line = f"starting replica {number} of {known.config.model.name}"
             with report_if_slow(line, self._report, seconds=AGAIN_SECONDS):
@@ -111,7 +113,7 @@ class Deployments:
         self._threads.begin(f"reports of replica {number}", partial(made.listen, on_report, on_lost))
 
     def _replace(self, number: int, known: DeployedVariant) -> None:
-        """Start a replica in the place of a lost one."""
+        """Start a replacement for a lost replica."""
         try:
             self._start(number, known)
         except BaseException as error:
@@ -121,7 +123,7 @@ class Deployments:
     # In the front's thread: variants.
 
     def _resize(self, variant: str, replicas: int, hand_over: bool) -> tuple[DeployedVariant, list[int]]:
-        """Change how many replicas are wanted; return the variant and the numbers of those that are to start."""
+        """Set the wanted number of replicas; return the variant and the numbers of the replicas to start."""
         if variant not in self.variants:
             raise WorkbenchError(f"variant {variant!r}: not deployed; there are {sorted(self.variants)}")
         shares = self._front.variants
@@ -149,7 +151,7 @@ class Deployments:
         self._follow()
 
     def _withdraw(self, known: DeployedVariant, hand_over: bool = True) -> None:
-        """Let the replicas of a variant leave, also those that start now."""
+        """Retire the replicas of a variant, including those that are starting."""
         if self._is_deployed(known):
             known.wanted = 0
             self._trim(known, hand_over)
@@ -166,30 +168,32 @@ class Deployments:
     # In the front's thread: replicas.
 
     def num_replicas(self, variant: str) -> int:
-        """Return the replicas that serve a variant now; for any thread."""
+        """Return the number of replicas that serve a variant now. Any thread may call it."""
         views = tuple(self._front.replicas.values())
         return sum(each.variant == variant and not each.is_leaving for each in views)
 
     def on_gone(self, number: int) -> None:
-        """Start another replica in the place of one that was lost."""
+        """Start a replacement for a lost replica."""
         self.replicas.pop(number, None)
         for known in self.variants.values():
             self._replace_missing(known)
 
     def _reserve(self, known: DeployedVariant, count: int) -> list[int]:
-        """Return the numbers of replicas that are to start now."""
+        """Reserve and return the numbers of `count` replicas to start now."""
         numbers = [next(self._numbers) for _ in range(count)]
         self.starting.update(dict.fromkeys(numbers, known))
         return numbers
 
     def _take_in(self, made: StartedReplica, known: DeployedVariant) -> bool:
-        """Let a replica serve; return False where it is no longer wanted: scaled down or withdrawn meanwhile."""
+        """Let a replica serve; return False if it is no longer wanted: scaled down or withdrawn meanwhile."""
         self.starting.pop(made.number, None)
         if not self._is_deployed(known) or self.num_replicas(known.name) >= known.wanted:
             return False
         known.failed_starts, known.fingerprint = 0, made.ready.fingerprint
         self.replicas[made.number] = made
-        self._report(f"replica {made.number}: process {made.ready.process_id}")
+        processes = made.ready.process_ids
+        where = ", ".join(map(str, processes)) or "on another machine"
+        self._report(f"replica {made.number}: process{'es' * (len(processes) > 1)} {where}")
         self._front.add_replica(made, known.name, made.ready.pages)
         return True
 
@@ -207,10 +211,10 @@ class Deployments:
         known.failed_starts += 1
         of_variant = f"variant {known.name}: " * bool(known.name)
         self._report(f"{of_variant}a replica did not start in the place of a lost one: {why}")
-        if known.failed_starts < MAX_FAILED_STARTS:
+        pause = pause_before_start(known.failed_starts, self._num_staying(known) > 0)
+        if pause == 0:
             self._replace_missing(known)
-        elif self._num_staying(known):
-            pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** (known.failed_starts - MAX_FAILED_STARTS))
+        elif pause is not None:
             again = threading.Timer(pause, lambda: self._thread.put(lambda: self._try_again(known)))
             again.daemon = True
             again.start()
@@ -227,9 +231,9 @@ class Deployments:
             self._replace_missing(known)
 
     def _trim(self, known: DeployedVariant, hand_over: bool) -> None:
-        """Let the replicas leave that are too many of those that serve, the youngest first.
+        """Retire surplus serving replicas, the youngest first.
 
-        One that starts and is then too many is stopped when it could serve: it may never come to that."""
+        A surplus replica that is still starting is stopped once it could serve, since it may never get there."""
         mine = [each for each in self._front.replicas.values() if each.variant == known.name and not each.is_leaving]
         for view in sorted(mine, key=lambda each: -each.number)[: max(0, len(mine) - known.wanted)]:
             self._front.retire_replica(view.number, hand_over)

@@ -1,4 +1,4 @@
-"""Know a model without its weights: what a front needs to turn texts and conversations into requests."""
+"""Read a model without its weights: all that a cluster's front needs to turn texts and conversations into requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FleetModel:
 
     @classmethod
     def of(cls, config: EngineConfig) -> FleetModel:
-        """Read the model that `config` names, without weights (WorkbenchError where it cannot be read)."""
+        """Read the model that `config` names, without weights (WorkbenchError if it cannot be read)."""
         spec, _ = describe_model(config.model.name, config.attention, config.model.context)
         folder = model_folder(config.model.name)
         tokenizer = None if folder is None else open_tokenizer(folder)
@@ -36,9 +36,9 @@ class FleetModel:
         return cls(spec, tokenizer, config.model.name)
 
     def check_encodes_for(self, other: FleetModel) -> None:
-        """Raise WorkbenchError if prompts that this model's tokenizer encodes are not what another model reads."""
+        """Raise WorkbenchError if another model cannot read prompts encoded by this model's tokenizer."""
         mine, its = self.tokenizer, other.tokenizer
-        words = "deploy: {} has another {} than {}, for which the front encodes; give a model that has the same"
+        words = "deploy: {0} has another {1} than {2}, the front's model; give a model with the same {1}"
         if self.spec.vocab_size != other.spec.vocab_size:
             raise WorkbenchError(words.format(other.name, "vocabulary", self.name))
         if (mine is None) != (its is None) or mine and its and mine.to_json() != its.to_json():
@@ -46,7 +46,7 @@ class FleetModel:
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
-        """Return the sampling parameters that the makers recommend, for requests that do not say."""
+        """Return the sampling parameters that the model's makers recommend, as defaults of requests."""
         folder = model_folder(self.name)
         return {} if folder is None or not folder.is_dir() else read_sampling_defaults(folder)
 

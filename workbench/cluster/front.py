@@ -1,10 +1,10 @@
-"""Place the requests of a fleet on its replicas, and carry them over where one is lost or leaves.
+"""Place the requests of a fleet on its replicas, and move them when a replica is lost or leaves.
 
 submit ---> waiting ---> router ---> replica: reports ---> sinks, listeners      lost or leaving: back to waiting
                                                                                  after what was emitted
 
-A front has no thread and no clock of its own: every call belongs to one thread, and nothing waits. What a request emits
-does not depend on where it is computed, and every sample ends exactly once.
+A front has no thread and no clock of its own: one thread makes all calls, and no call blocks. The events of a request
+do not depend on the replica that computes it, and every sample ends exactly once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from workbench.cluster.accounts import FleetAccount
-from workbench.cluster.fleet_request import FleetRequest, SampleState
+from workbench.cluster.fleet_request import MAX_LOSSES, FleetRequest, SampleState, prompt_of
 from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.replica import PageCounts, Replica, Report
-from workbench.cluster.replica_view import ReplicaView, as_job, prompt_of
+from workbench.cluster.replica_view import ReplicaView, as_job
 from workbench.cluster.submissions import Submission, Submissions
 from workbench.cluster.variants import VariantShares
+from workbench.engine import inputs as intake
 from workbench.engine.request_events import submitted_event
 from workbench.engine.resume import why_not_resumable
 from workbench.engine.runner_thread import EventSink
@@ -30,28 +31,28 @@ from workbench.trace.events import Cancelled, Decoded, Event, Finished, Moved, P
 
 @dataclass(frozen=True)
 class FleetLimits:
-    """Bounds of a fleet.
+    """The limits within which a front serves a fleet.
 
     Args:
-        page_size: tokens of a page of the replicas' prefix caches; None without one.
-        replica_samples: samples that a replica has at most, running and waiting; more wait at the front.
-        waiting: requests that wait at the front at most; more are refused.
-        losses: replicas that a request may lose; a request that loses more may be what ends them, and fails.
+        page_size: tokens per page of the replicas' prefix caches; None without prefix caches.
+        replica_samples: maximum samples of a replica, running and waiting; others wait at the front.
+        waiting: maximum requests waiting at the front; others are refused.
+        losses: maximum replicas that a request may lose before it fails, since it may be the cause.
     """
 
     page_size: int | None = None
     replica_samples: int = 64
     waiting: int = 4096
-    losses: int = 3
+    losses: int = MAX_LOSSES
 
 
 class Front:
-    """The front of a fleet.
+    """The front of a fleet: it places requests on replicas and passes events to clients.
 
     Attributes:
-        accounts: what each variant did.
-        variants: how requests are divided among variants.
-        submissions: what was submitted and has not ended; its listeners hear every event.
+        accounts: account of each variant.
+        variants: division of the requests among variants.
+        submissions: unfinished submissions; its listeners receive every event.
     """
 
     def __init__(
@@ -62,15 +63,15 @@ class Front:
         on_gone: Callable[[int], None] = lambda number: None,
         report: Callable[[str], None] = to_stderr,
     ):
-        """Create a front without replicas; `on_gone` is called with the number of each that was lost or has left.
+        """Create a front without replicas; `on_gone` is called with the number of each replica lost or retired.
 
-        `report` gets a line on each that was lost, and on listeners and sinks that raised."""
+        `report` gets a line on each lost replica, and on each listener or sink that raised."""
         self.router, self.limits, self.clock, self._on_gone = router, limits, clock, on_gone
         self.replicas: dict[int, ReplicaView] = {}
         self.variants = VariantShares()
         self.accounts: dict[str, FleetAccount] = {"": FleetAccount()}
         self.submissions, self._report = Submissions(report), report
-        self.num_lost = 0  # replicas
+        self.num_lost = 0  # lost replicas
         self._waiting: list[FleetRequest] = []  # in order of arrival
 
     @property
@@ -85,20 +86,20 @@ class Front:
 
     @property
     def pages(self) -> PageCounts:
-        """Return the pages of all replicas together, as each reported them last."""
+        """Return the numbers of pages in use, idle and free, over all replicas, as last reported."""
         total = PageCounts()
-        for each in tuple(self.replicas.values()):  # any thread may ask
+        for each in tuple(self.replicas.values()):  # called in any thread
             total = total.plus(each.pages)
         return total
 
     def num_on(self, number: int) -> int:
-        """Return the number of requests that a replica has; 0 of an unknown one."""
+        """Return the number of requests at a replica; 0 for an unknown replica."""
         return len(self.replicas[number].requests) if number in self.replicas else 0
 
     # Replicas.
 
     def add_replica(self, handle: Replica, variant: str = "", pages: PageCounts = PageCounts()) -> None:  # noqa: B008 (a frozen value)
-        """Take in a replica that is ready, with the pages that it has."""
+        """Add a ready replica with its pages."""
         guess = PrefixGuess(self.limits.page_size, sum(pages))
         self.replicas[handle.number] = ReplicaView(handle, variant, guess, pages=pages)
         self.variants = self.variants.with_available(variant)
@@ -106,46 +107,43 @@ class Front:
         self.submissions.deliver()
 
     def lose_replica(self, number: int, reason: str) -> None:
-        """Carry over what a replica had, which ended by itself; an unknown one is ignored."""
+        """Move the requests of a replica that ended by itself; an unknown number is ignored."""
         view = self.replicas.pop(number, None)
         if view is None:
             return
         self.num_lost += 1
         self._report(f"{reason} ({len(view.requests)} requests go on elsewhere)")
-        mine = list(view.requests.values())
-        for each in mine:
-            each.losses += 1
-        self._take_back(view, mine, reason)
+        self._take_back(view, list(view.requests.values()), reason)
         self._on_gone(number)
         self._place_waiting()
         self.submissions.deliver()
 
     def retire_replica(self, number: int, hand_over: bool = True) -> None:
-        """Let a replica leave: it gets nothing new, and is stopped when it is empty.
+        """Retire a replica: it gets no new requests, and is stopped when it has no requests left.
 
         Args:
-            number: the replica; an unknown one is ignored.
-            hand_over: its requests go on elsewhere at once; otherwise they end there.
+            number: the replica; an unknown number is ignored.
+            hand_over: move its requests elsewhere at once; otherwise they finish there.
         """
         view = self.replicas.get(number)
         if view is None:
             return
         view.is_leaving = True
         if hand_over:
-            mine = [  # the others end there
+            mine = [  # other requests finish there
                 each
                 for each in view.requests.values()
                 if not each.is_cancelling and not why_not_resumable(each.request)
             ]
             for each in mine:
                 self._cancel_on(view, each)
-            self._take_back(view, mine, f"replica {number} leaves")
+            self._take_back(view, mine, f"replica {number} leaves", is_planned=True)
         self._stop_if_empty(view)
         self._place_waiting()
         self.submissions.deliver()
 
     def take_report(self, number: int, report: Report) -> None:
-        """Take a message of a replica; one that is unknown, lost or gone is not heard any more."""
+        """Process a replica's report; reports of unknown, lost or retired replicas are ignored."""
         view = self.replicas.get(number)
         if view is None:
             return
@@ -158,13 +156,8 @@ class Front:
                 whole_step.append(event)
                 continue
             known = view.names.get(event.request_id)
-            if known is None:  # of what was taken from it
+            if known is None:  # a request that was moved away
                 continue
-            ended = isinstance(event, Finished) and event.reason == FinishReason.CANCELLED
-            if ended and not known[0].is_cancelling:
-                view.handle.stop()
-                why = report.error or "gave up its requests"
-                return self.lose_replica(number, f"the engine of replica {number}: {why}")
             self._take(view, *known, event)
         self.submissions.add_steps(whole_step, view.requests)
         self._stop_if_empty(view)
@@ -172,10 +165,10 @@ class Front:
         self.submissions.deliver()
 
     def give_up(self, variant: str, why: str) -> None:
-        """Give up a variant of which no replica will come: its requests go to the other variants, by their shares.
+        """Give up a variant that has no replica left to start: its requests go to other variants by their shares.
 
-        Where no other has a share, they end with the error `why`, and those that come are refused with it. Requests of
-        the others are not touched."""
+        If no other variant has a share, they end with the error `why`, and new ones are refused with it. Requests of
+        other variants are not affected."""
         self.variants = self.variants.without(variant, why)
         if variant in self.variants.unavailable:
             for each in [each for each in self._waiting if each.variant == variant]:
@@ -195,24 +188,31 @@ class Front:
     # Requests.
 
     def submit(self, sink: EventSink, requests: Iterable[Request], is_single: bool = False) -> Submission:
-        """Submit requests, each at its time of arrival after now; `sink` has their events.
+        """Submit requests, each to arrive `arrival` seconds from now, and return the submission; `sink` gets their
+        events.
 
-        `is_single`: the sink is given the error of a request that is refused.
+        `is_single`: the error of a refused request goes to the sink.
         """
-        submission = self.submissions.add(sink, requests, is_single, self.clock())
+        now = self.clock()
+        made = [FleetRequest(each, now + intake.arrival(each)) for each in requests]
+        submission = self.submissions.add(sink, made, is_single)
         self.arrive()
         return submission
 
     def arrive(self) -> None:
-        """Let the requests arrive that are due now."""
-        for submission in self.submissions:
-            while submission.pending and submission.pending[-1].arrival <= self.clock():
-                self._arrive(submission, submission.pending.pop())
+        """Admit the requests that are due now."""
+        for submission, each in self.submissions.due(self.clock()):
+            self._arrive(submission, each)
         self._place_waiting()
         self.submissions.deliver()
 
+    def seconds_to_arrival(self) -> float | None:
+        """Return the seconds until the next submitted request arrives; None if all have arrived."""
+        coming = self.submissions.next_arrival()
+        return None if coming is None else max(0.0, coming - self.clock())
+
     def cancel(self, submission: Submission) -> None:
-        """Cancel what has not ended of a submission: it ends once its replicas say so, or are lost."""
+        """Cancel the unfinished requests of a submission. Each ends once its replica reports its end or is lost."""
         submission.pending.clear()
         for each in list(submission.live.values()):
             if each.is_cancelling:
@@ -225,7 +225,7 @@ class Front:
         self.submissions.deliver()
 
     def end_all(self, error: str) -> None:
-        """End every request now with an error, whatever its replica does: the fleet itself ends."""
+        """End every request now with an error, without waiting for replicas, because the fleet ends."""
         for submission in self.submissions:
             submission.pending.clear()
             submission.error = error
@@ -244,15 +244,13 @@ class Front:
             refused = f"request id {each.name!r} is already taken; ids must differ"
         elif len(self._waiting) >= self.limits.waiting:
             by = "overloaded"
-            refused = f"request {each.name}: the fleet is full: {len(self._waiting)} requests wait; ask again later"
+            refused = f"request {each.name}: the fleet is full, with {len(self._waiting)} waiting; ask again later"
         elif variant in self.variants.unavailable:
             refused, by = f"request {each.name}: {self.variants.unavailable[variant]}", "unavailable"
         if refused:
             now = self.clock()
             end = Finished(now, each.name, reason=str(FinishReason.REFUSED), error=refused, ended_by=by)
-            for event in (submitted_event(each.request, now, each.arrival), end):
-                self.submissions.emit(event)
-                submission.outbox.append(event)
+            self.submissions.emit_all(submission, each, (submitted_event(each.request, now, each.arrival), end))
             submission.error = submission.error or refused * submission.is_single
             return
         each.variant = variant
@@ -260,10 +258,8 @@ class Front:
         self.submissions.enter(submission, each)
         self._wait(each)
         event = submitted_event(each.request, self.clock(), each.arrival)
-        events = [replace(event, sample=sample.number) for sample in each.samples]
-        submission.outbox += events  # all before a listener can cancel
-        for event in events:
-            self.submissions.emit(event)
+        taken = (sample.take(replace(event, sample=sample.number)) for sample in each.samples)
+        self.submissions.emit_all(submission, each, (event for event in taken if event is not None))
 
     def _wait(self, each: FleetRequest) -> None:
         place = sum(other.order < each.order for other in self._waiting)
@@ -281,7 +277,7 @@ class Front:
         full: set[str] = set()
         present = {*self.variants.shares, *(view.variant for view in self.replicas.values() if not view.is_leaving)}
         for each in self._waiting:
-            if each.variant not in present:  # it was withdrawn
+            if each.variant not in present:  # the variant was withdrawn
                 self._change_variant(each)
         for each in list(self._waiting):
             if each.variant in full or each.is_cancelling or each not in self._waiting:  # a listener cancelled it
@@ -302,15 +298,14 @@ class Front:
     def _place(self, each: FleetRequest, room: list[ReplicaView]) -> None:
         attempt = each.attempt()
         requests = attempt.requests
-        for sample, why in attempt.lost:
-            words = f"its replica ended ({each.move_reason}); {why.split(';')[0]}"
-            self._end_sample(each, sample, FinishReason.ERROR, words)
+        for sample, error in attempt.lost:
+            self._end_sample(each, sample, FinishReason.ERROR, error)
         if not requests or each.is_cancelling:
             return
         job, room = as_job(each, requests[0]), sorted(room, key=lambda view: view.number)
         number = self.router.choose(job, room).number
         view = self.replicas[number]
-        now, name = self.clock(), each.name  # before the replica can have begun
+        now, name = self.clock(), each.name  # time before the replica can begin
         reason, options = self.router.reason(job, view, room), routing_options(room, job)
         each.replica, each.pending_tokens = number, each.num_tokens
         view.requests[each.name] = each
@@ -328,34 +323,35 @@ class Front:
                 ))  # fmt: skip
             self.submissions.emit_of(each, sample, Routed(now, name, replica=number, reason=reason, options=options))
 
-    def _take_back(self, view: ReplicaView, requests: list[FleetRequest], reason: str) -> None:
-        """Take requests from a replica that is lost or leaves: each waits for another, unless it is to end."""
-        for each in requests:  # all are at the front before a listener hears of one
+    def _take_back(
+        self, view: ReplicaView, requests: list[FleetRequest], reason: str, is_planned: bool = False
+    ) -> None:
+        """Take requests from a lost or leaving replica: each waits for another replica, unless it must end."""
+        for each in requests:  # move all to the front before a listener is called
             self._take_off(view, each)
-            self._lose(each, reason)
+            self._lose(each, reason, is_planned)
             self._wait(each)
         for each in requests:
             if each not in self._waiting:  # a listener cancelled it
                 continue
             if each.is_cancelling:
                 self._end_cancelled(each)
-            elif each.losses > self.limits.losses:
+            elif why := each.why_given_up(self.limits.losses):
                 self._waiting.remove(each)
-                words = f"{each.losses} replicas ended while they served it, the last one: {reason}"
-                self._end_samples(each, FinishReason.ERROR, words)
+                self._end_samples(each, FinishReason.ERROR, why)
 
     def _end_cancelled(self, each: FleetRequest) -> None:
-        """End a request that was cancelled and is at the front."""
+        """End a cancelled request that waits at the front."""
         if each in self._waiting:
             self._waiting.remove(each)
         self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
         self._end_samples(each, FinishReason.CANCELLED, "")
 
-    def _lose(self, each: FleetRequest, reason: str) -> None:
+    def _lose(self, each: FleetRequest, reason: str, is_planned: bool = False) -> None:
         account = self.accounts[each.variant]
         account.lost_attempts += len(each.unfinished)
         account.lost_tokens += sum(sample.computed_now for sample in each.unfinished)
-        each.lose(reason)
+        each.lose(reason, is_planned)
 
     def _take_off(self, view: ReplicaView, each: FleetRequest) -> None:
         view.requests.pop(each.name, None)
@@ -370,7 +366,7 @@ class Front:
     # Events.
 
     def _take(self, view: ReplicaView, each: FleetRequest, number: int | None, event: Event) -> None:
-        """Take an event of a request from its replica; `number` is the sample, None where the event says it."""
+        """Take a request's event from its replica; `number` is the sample, None if the event names it."""
         sample = each.samples[event.sample if number is None else number]
         if isinstance(event, Cancelled) and not each.is_cancelling:
             return
@@ -391,15 +387,10 @@ class Front:
             self._end_sample(each, sample, reason, error)
 
     def _end_sample(self, each: FleetRequest, sample: SampleState, reason: FinishReason, error: str) -> None:
-        """End a sample that no replica has."""
-        end = Finished(
-            self.clock(), each.name, reason=str(reason), error=error, token_ids=tuple(sample.token_ids),
-            prompt_tokens=len(prompt_of(each.request)),
-        )  # fmt: skip
-        new = sample.take(end)
-        assert isinstance(new, Finished)
-        self.submissions.emit_of(each, sample, new)
-        self._ended(each, sample, new)
+        """End a sample that is at no replica."""
+        end = each.end(sample, self.clock(), reason, error)
+        self.submissions.emit_of(each, sample, end)
+        self._ended(each, sample, end)
 
     def _ended(self, each: FleetRequest, sample: SampleState, end: Finished) -> None:
         self.accounts[each.variant].add(end, each.arrival, sample.first_token, sample.last_token)

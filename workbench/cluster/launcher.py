@@ -1,4 +1,4 @@
-"""Start the replicas of a cluster, and hear and ask them in threads that end before the launcher does."""
+"""Start the replicas of a cluster, and talk to them in threads that end before the launcher does."""
 
 from __future__ import annotations
 
@@ -12,10 +12,29 @@ from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 
 CLOSED = "the cluster was closed"
+MAX_FAILED_STARTS = 3  # consecutive failed starts of successors, after which none follows at once
+FIRST_PAUSE, MAX_PAUSE = 5.0, 60.0  # seconds before the next start, doubled each time
+
+
+def pause_before_start(failed_starts: int, others_serve: bool) -> float | None:
+    """Return the seconds to wait before a lost replica or engine is started again; None if it is not started again.
+
+    Args:
+        failed_starts: number of starts in a row that failed since it was lost.
+        others_serve: whether other replicas or engines serve, or soon will, while it is missing.
+    """
+    if failed_starts < MAX_FAILED_STARTS:
+        return 0.0
+    return min(MAX_PAUSE, FIRST_PAUSE * 2 ** (failed_starts - MAX_FAILED_STARTS)) if others_serve else None
+
+
+def is_longest_pause(failed_starts: int) -> bool:
+    """Return whether the pause after so many failed starts is the longest: others then do not rely on the next one."""
+    return pause_before_start(failed_starts, True) == MAX_PAUSE
 
 
 class StartedReplica(Replica, Protocol):
-    """A replica that can serve, in a process or a thread of its own."""
+    """A replica that can serve, in its own process or thread."""
 
     @property
     def ready(self) -> Any: ...
@@ -24,30 +43,34 @@ class StartedReplica(Replica, Protocol):
     def busy_seconds(self) -> float: ...
 
     def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[str], None]) -> None:
-        """Hear its reports until it is stopped or lost; for a thread of its own."""
+        """Receive the replica's reports until it is stopped or lost. Call it in a separate thread."""
         ...
 
     def call(self, function: Callable[[Any], Any]) -> Any: ...
 
 
 class Launcher(Protocol):
-    """A launcher of replicas: processes of this machine (`process_replicas.ProcessLauncher`), or Ray's."""
+    """The interface of launchers of replicas: processes of this machine (`pools_replica.ProcessLauncher`), or actors of
+    Ray.
+    """
 
     def start(self, number: int, config: EngineConfig) -> StartedReplica:
-        """Start a replica and wait until it can serve (WorkbenchError where it cannot)."""
+        """Start a replica and wait until it can serve (WorkbenchError if it cannot)."""
         ...
 
     def cancel_starts(self) -> None:
-        """Let starts that are under way end soon, where they can be cancelled; no other will come."""
+        """Cancel starts in progress where possible; no further starts follow."""
         ...
 
     def close(self) -> None:
-        """End everything. Nothing starts, and no replica is asked, while or after it is called."""
+        """End all replicas. No replica may be started or called during or after this call."""
         ...
 
 
 class LauncherThreads:
-    """A launcher and the threads that use it. `close` waits for them: Ray exits the process where one still uses it."""
+    """A launcher, and the threads that use it. `close` waits for these threads, since Ray exits the process if a thread
+    still uses it.
+    """
 
     def __init__(self, launcher: Launcher):
         self.launcher = launcher
@@ -56,7 +79,7 @@ class LauncherThreads:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Put off the launcher's end meanwhile (WorkbenchError after `close`)."""
+        """Keep the launcher open within the `with` block (WorkbenchError after `close`)."""
         self._enter()
         try:
             yield
@@ -64,7 +87,7 @@ class LauncherThreads:
             self._leave()
 
     def begin(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Begin work with the launcher or a replica in a thread of its own (WorkbenchError after `close`)."""
+        """Run `work`, which uses the launcher or a replica, in a new thread (WorkbenchError after `close`)."""
         self._enter()
 
         def run() -> None:

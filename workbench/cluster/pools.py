@@ -1,28 +1,26 @@
-"""Serve requests by a pool of prefill engines and a pool of decode engines, each engine a process.
+"""Serve requests with a pool of prefill engines and a pool of decode engines, each engine in its own process.
 
     request -> prefill pool: prompt, first token -> pages lent or sent -> decode pool: the other tokens -> Finished
                      ^                                                          |
                      +------- a process died: computed again up to here <-------+
 
-One thread, the coordinator's, owns the ledger of pages and the requests' states; processes talk to it and never to one
-another, but for the bytes of pages where they share no memory. A request that loses its process goes on from the tokens
-that were emitted: none is lost and none comes twice. Where a whole pool is gone for good, the other computes requests
-from their prompts to their ends.
+The coordinator's thread owns the page ledger and the requests' states; processes talk to the coordinator only, except
+that they exchange the bytes of pages if they share no memory. A request that loses its process continues after its
+emitted tokens: no token is lost or repeated. While a whole pool is gone, the other pool computes requests from
+prompt to end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
 import pickle
-import queue
 import signal
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,33 +28,39 @@ from typing import Any, Literal, TypeVar
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.pool_processes import STARTERS, EngineProcess, StartProcess
-from workbench.cluster.apart.pool_requests import Emit, PoolRequests
-from workbench.cluster.apart.pool_slots import PoolSlots, Slot, State
+from workbench.cluster.apart.pool_requests import PoolRequests, apart
+from workbench.cluster.apart.pool_slots import PoolSlots, Role, Slot, State
+from workbench.cluster.fleet_request import MAX_LOSSES
+from workbench.cluster.job_thread import JobThread
 from workbench.cluster.replica import PageCounts
-from workbench.engine import inputs as intake
+from workbench.cluster.submissions import Submission
 from workbench.engine.config import EngineConfig
+from workbench.engine.request_handle import RequestHandle
+from workbench.engine.runner_thread import EventSink
 from workbench.errors import WorkbenchError, describe_error
 from workbench.progress import to_stderr
 from workbench.request import FinishReason, Request
-from workbench.trace.events import Event, Finished
+from workbench.trace.events import Event
 
 Result = TypeVar("Result")
+CLOSED = "the pools are closed"
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """An engine of a pool: `number` is `Event.replica` of its events."""
+    """The state of one engine of a pool; `number` is the `Event.replica` of its events."""
 
     number: int
     name: str
+    role: Role
     state: State
     restarts: int
-    requests: tuple[str, ...]  # that it computes now
+    requests: tuple[str, ...]  # requests computed there now
 
 
 @dataclass(frozen=True)
 class LentPages:
-    """Pages of the engine `home` that `borrower` holds; None: they are on their way."""
+    """The number of pages that the engine `home` lends to the engine `borrower`; borrower None: in transfer."""
 
     home: int
     borrower: int | None
@@ -65,46 +69,50 @@ class LentPages:
 
 @dataclass(frozen=True)
 class PagesInFlight:
-    """Pages of a sample on their way from one engine to another; `target` is None while none is ready."""
+    """The pages of one sample in transfer between two engines; `target` is None while no engine is ready to
+    take them.
+    """
 
     request_id: str
     sample: int
     source: int
     target: int | None
     pages: int
-    seconds: float  # since they were offered
+    seconds: float  # since the offer
 
 
 @dataclass(frozen=True)
 class PoolsSnapshot:
-    """Two pools at a moment: engines, loans, transfers. Engines are counted from 1, as `Event.replica` does."""
+    """The state of two pools at one moment: engines, loans, transfers. Engines count from 1, as in `Event.replica`."""
 
     engines: tuple[EngineState, ...]
-    lent: tuple[LentPages, ...]  # of a shared memory
+    lent: tuple[LentPages, ...]  # loans of shared memory
     in_flight: tuple[PagesInFlight, ...]
     counts: dict[str, int]
 
 
 class PrefillDecodePools:
-    """Two pools of engines. Use it in a `with` statement: its end ends all processes.
+    """Two pools of engines. Use it in a `with` statement, which ends all processes at its end.
 
         with PrefillDecodePools(EngineConfig.build("demo", batch_invariant=True)) as pools:
             for event in pools.stream(requests):
                 print(event.text, end="")
 
     Args:
-        config: of every engine.
-        num_prefill: engines that compute prompts.
-        num_decode: engines that decode; with none the others compute requests whole, as one pool.
-        decode: of the decode engines, where it differs; model and layout of the cache must not.
-        transfer: `shared`: one memory that all processes of this host map; `gloo`: bytes are sent.
-        processes: `child` of this process, `ray` for actors of the cluster that it is part of, or a function that
-            starts one by name.
-        threads: of each engine; an equal share of this machine's cores unless given.
-        max_restarts: processes that may be started in place of dead ones, by place.
-        step_seconds: that a step may last; then its process is ended as one that died. None: any time.
-        listener: receives every event of every request and every step, of all engines. One that raises gets no more.
-        report: receives lines about listeners and receivers of requests that raised.
+        config: config of every engine.
+        num_prefill: number of engines that compute prompts.
+        num_decode: number of engines that decode; with 0 the prefill engines compute whole requests, as one pool.
+        decode: config of the decode engines if it differs; model and cache layout must be the same.
+        transfer: `shared`: all processes of this host map one memory; `gloo`: bytes are sent. Unused by one pool.
+        processes: `child` for child processes, `ray` for actors of the Ray cluster of this process, or a function
+            that starts a process by name.
+        threads: torch threads of each engine; default: an equal share of this machine's cores.
+        replaces_dead: start a successor of each process that dies: at once, and after pauses once three in a row
+            never served, while other engines serve or will.
+        max_losses: maximum processes that a request may lose before it fails, since it may be the cause.
+        step_seconds: time limit of a step; then its process is killed. None for no limit.
+        listener: receives every request and step event of all engines; after it raises, it is not called again.
+        report: receives a line about each listener or sink that raised.
     """
 
     def __init__(
@@ -117,35 +125,36 @@ class PrefillDecodePools:
         transfer: message.Transfer = "shared",
         processes: Literal["child", "ray"] | StartProcess = "child",
         threads: int | None = None,
-        max_restarts: int = 3,
+        replaces_dead: bool = True,
+        max_losses: int = MAX_LOSSES,
         step_seconds: float | None = 600.0,
-        listener: Emit | None = None,
+        listener: Callable[[Event], None] | None = None,
         report: Callable[[str], None] = to_stderr,
     ):
         if num_prefill < 1 or num_decode < 0:
             raise WorkbenchError(f"a pool needs an engine at least, not {num_prefill} for prefill, {num_decode}")
-        self.transfer: message.Transfer = transfer
-        self.counts: Counter[str] = Counter()  # handed over, computed again, transfers that failed, processes that died
-        configs: dict[Literal["prefill", "decode"], list[EngineConfig]] = {
-            "prefill": [config.engine] * num_prefill,
+        self.counts: Counter[str] = Counter()  # handovers, recomputations, failed transfers, dead processes
+        configs: dict[Role, list[EngineConfig]] = {
+            "prefill" if num_decode else "any": [config.engine] * num_prefill,
             "decode": [(decode or config).engine] * num_decode,
         }
         start = STARTERS[processes] if isinstance(processes, str) else processes
         threads = threads or max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
         self._slots = PoolSlots(
-            configs, transfer, start, max_restarts, threads, step_seconds, self._put, self._receive, self._died
-        )
-        self._listeners = [listener] if listener is not None else []
+            configs, transfer if num_decode else None, start, replaces_dead, threads, step_seconds, self._put,
+            self._receive, self._died,
+        )  # fmt: skip
         self._report = report
-        self._requests = PoolRequests(self._slots, self.counts, self._heard, self._tell)
-        self._jobs: deque[Callable[[], object]] = deque()
-        self._answers: list[tuple[int, Future[Any]]] = []  # that engines owe, in order
-        self._lock, self._takes_jobs = threading.Lock(), True
-        self._bell = threading.Event()
-        self._closed, self._error = False, ""
+        self._requests = PoolRequests(self._slots, self.counts, self._tell, max_losses)
+        if listener is not None:
+            self.listen(listener)
+        self._answers: list[tuple[int, Future[bytes]]] = []  # pending calls of engines, in order
+        self._error = ""
         self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="pools' coordinator", daemon=True)
-        self._thread.start()
+        self._thread = JobThread(
+            "pools' coordinator", lambda: self._error or CLOSED, self._tick, self._wait_seconds, self._failed
+        )
+        self._put(lambda: [self._slots.start(slot, self._started) for slot in self.slots])
         try:
             self._is_ready.wait()
             if self._error:
@@ -156,17 +165,17 @@ class PrefillDecodePools:
 
     @property
     def slots(self) -> list[Slot]:
-        """The places of both pools, those of the prefill pool first."""
+        """Return the slots of both pools, prefill first."""
         return self._slots.slots
 
     @property
     def error(self) -> str:
-        """The error that ended the pools; empty while they serve."""
+        """Return the error that ended the pools; empty while they serve."""
         return self._error
 
     @property
     def pages(self) -> PageCounts:
-        """The pages of all engines together, as they last reported; a page that is lent is in use."""
+        """Return the pages of all engines together, as last reported; a lent page counts as in use."""
         return functools.reduce(PageCounts.plus, (slot.pages for slot in self.slots))
 
     def __enter__(self) -> PrefillDecodePools:
@@ -175,48 +184,39 @@ class PrefillDecodePools:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def stream(self, requests: Request | Iterable[Request]) -> Generator[Event]:
-        """Run requests and yield their events as they happen, as `Runner.stream`; closing the iterator cancels them."""
-        waiting = deque(sorted([requests] if isinstance(requests, Request) else requests, key=intake.arrival))
-        began, events = time.perf_counter(), queue.SimpleQueue[Event]()
-        emit = events.put  # one object, which tells this stream's requests from others of the same ids
-        left = 0
-        try:
-            while waiting or left:
-                while waiting and began + intake.arrival(waiting[0]) <= time.perf_counter():
-                    left += self.submit(waiting.popleft(), emit)
-                due = began + intake.arrival(waiting[0]) - time.perf_counter() if waiting else None
-                try:
-                    event = events.get(timeout=None if due is None else max(0.0, due))
-                except queue.Empty:
-                    continue
-                left -= isinstance(event, Finished)
-                yield event
-        finally:
-            if left:
-                with contextlib.suppress(WorkbenchError):  # closed: nothing is left to cancel
-                    self._put(lambda: self._requests.cancel_of(emit))
+    def stream(self, requests: Request | Iterable[Request]) -> Iterator[Event]:
+        """Run requests and yield their events as they happen, without step events; closing the iterator cancels the
+        requests.
+        """
+        return iter(self.submit(requests))
 
-    def submit(self, request: Request, emit: Emit) -> int:
-        """Submit a request, whose events `emit` receives in the coordinator's thread; return the number of Finished
-        events to expect: one per sample."""
-        asked = request.sampling
-        apart = asked.num_sequences == asked.n and not asked.beams
-        samples = intake.split_samples(request) if apart else [request]
-        public = [(request.request_id, number) if len(samples) > 1 else None for number in range(len(samples))]
-        self._put(lambda: [self._submit(*each, emit) for each in zip(samples, public, strict=True)])
-        return asked.num_sequences
+    def submit(self, requests: Request | Iterable[Request]) -> RequestHandle:
+        """Submit requests as `stream` does, and return their handle at once."""
+        handle = RequestHandle(lambda: cancel())
+        cancel = self.submit_to(handle, [requests] if isinstance(requests, Request) else requests)
+        return handle
+
+    def submit_to(self, sink: EventSink, requests: Iterable[Request]) -> Callable[[], None]:
+        """Submit requests, whose events go to `sink`; return a function that cancels them soon, from any thread."""
+        now, submissions = time.perf_counter(), list[Submission]()
+        made = [each for request in requests for each in apart(request, now)]
+        self._put(lambda: submissions.append(self._requests.submit(sink, made)))
+
+        def cancel() -> None:
+            self._thread.put(lambda: [self._requests.cancel(each) for each in submissions])
+
+        return cancel
 
     def cancel(self, request_id: str) -> None:
-        """End a request soon, with all its samples."""
-        self._put(lambda: self._requests.cancel(request_id))
+        """Cancel a request with all its samples, without waiting."""
+        self._put(lambda: self._requests.cancel_id(request_id))
 
     def kill(self, number: int) -> None:
-        """End the process of a place at once, as its death would; for tests and exercises.
+        """Kill the process of an engine, for tests and exercises.
 
         Raises:
-            WorkbenchError: where it has none now (it died, and its successor is being started, or it is gone for good),
-                or where its process runs on another host.
+            WorkbenchError: if it has no process now (its successor is starting, follows after a pause, or never), or
+                the process runs on another host.
         """
         slot = self.slots[number]
         if (process := slot.process) is None:
@@ -229,18 +229,18 @@ class PrefillDecodePools:
             raise WorkbenchError(f"{slot.name} has no process to kill: it has just ended") from None
 
     def close(self) -> None:
-        """End all processes and wait for that; requests in progress end as cancelled. A listener does not wait."""
-        with contextlib.suppress(WorkbenchError):  # it has ended by itself
-            self._put(self._stop)
-        if threading.current_thread() is not self._thread:
+        """End all processes and wait (a listener's call does not wait); requests in progress end as cancelled."""
+        self._thread.close(self._stop)
+        if not self._thread.is_current:
             self._thread.join()
 
     def call_engine(self, number: int, function: Callable[[Any], Any]) -> Any:
-        """Return `function(runner)`, run in an engine between two of its steps (WorkbenchError where that cannot be).
+        """Run `function(runner)` in an engine, between two steps, and return its result (WorkbenchError if that is
+        impossible).
 
-        A function without a name in a module travels by its code, where cloudpickle or Ray is installed.
+        A function that is not importable by name is sent as code, which needs cloudpickle or Ray.
         """
-        content, answer = _pickled(function), Future[Any]()
+        content, answer = _pickled(function), Future[bytes]()
 
         def ask() -> None:
             self._answers.append((number, answer))
@@ -250,7 +250,7 @@ class PrefillDecodePools:
                 self._slots.send(self._slots.slots[number], message.EngineCall(content))
 
         self._put(ask)
-        return answer.result()
+        return pickle.loads(answer.result())
 
     def _give_up_answers(self, number: int) -> None:
         for asked in [each for each in self._answers if each[0] == number]:
@@ -258,88 +258,50 @@ class PrefillDecodePools:
             asked[1].set_exception(WorkbenchError("call: the engine's process has ended"))
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Return `function()`, run in the coordinator's thread: between two messages, or at once where a listener
-        calls it. Its errors are raised here."""
-        if threading.current_thread() is self._thread:
-            return function()
-        found: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        """Run `function()` in the coordinator's thread and return its result or raise its error. It runs between two
+        messages, or at once if a listener makes this call.
+        """
+        return self._thread.ask(function)
 
-        def run() -> None:
-            try:
-                found.put((True, function()))
-            except Exception as error:
-                found.put((False, error))
-
-        self._put(run)
-        is_result, value = found.get()
-        if not is_result:
-            raise value
-        return value
-
-    def listen(self, listener: Emit) -> Callable[[], None]:
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event of every request and every step, of all engines, in the coordinator's
-        thread; return a function that ends it."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+        thread; return a function that stops it."""
+        return self._requests.submissions.listen(listener)
 
     def snapshot(self) -> PoolsSnapshot:
-        """Return what the engines, the loans of pages and the transfers are now."""
+        """Return the current engines, page loans and transfers."""
         return self.call(self._snapshot)
 
     def pages_lent(self) -> int:
-        """Return how many loans of pages there are now, in transfers and with borrowers."""
+        """Return the number of current page loans, in transfers and with borrowers."""
         return self.call(lambda: sum(self._slots.ledger.lent_pages().values()) if self._slots.ledger else 0)
 
     def recall(self) -> None:
-        """Let every engine give back borrowed pages that no sequence references."""
+        """Make every engine give back borrowed pages that no sequence references."""
         self._put(self._requests.recall)
 
-    # What follows runs in the coordinator's thread.
+    # The methods below run in the coordinator's thread.
 
     def _put(self, job: Callable[[], object]) -> None:
-        with self._lock:
-            if not self._takes_jobs:
-                raise WorkbenchError(self._error or "the pools are closed")
-            self._jobs.append(job)
-        self._bell.set()
+        if not self._thread.put(job):
+            raise WorkbenchError(self._error or CLOSED)
 
-    def _work(self) -> None:
-        try:
-            for slot in self.slots:
+    def _tick(self) -> None:
+        for slot, error in self._slots.find_hung():
+            self._died(slot, error)
+        for slot in self.slots:
+            if slot.starts_at is not None and slot.starts_at <= time.monotonic():
                 self._slots.start(slot, self._started)
-            while not self._closed:
-                self._bell.wait(self._slots.look_seconds)
-                self._bell.clear()
-                self._carry_out()
-                for slot, error in self._slots.find_hung():
-                    self._died(slot, error)
-        except Exception as error:
-            self._error = describe_error(error)
-        finally:
-            try:
-                self._stop()
-            finally:
-                self._is_ready.set()
-                with self._lock:
-                    self._takes_jobs = False
-                self._finish()
+        self._requests.arrive()
 
-    def _finish(self) -> None:
-        """Carry out the jobs of callers that did not know yet, whatever one of them raises, and close the memory."""
-        while self._jobs:
-            try:
-                self._carry_out()
-            except Exception as error:
-                self._error = self._error or describe_error(error)
-        self._slots.close()
+    def _wait_seconds(self) -> float:
+        arrival = self._requests.submissions.next_arrival()
+        seconds = self._slots.look_seconds
+        return seconds if arrival is None else min(seconds, max(0.0, arrival - time.perf_counter()))
 
-    def _carry_out(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    return
-                job = self._jobs.popleft()
-            job()
+    def _failed(self, error: BaseException) -> None:
+        self._error = self._error or describe_error(error)
+        self._thread.close(self._stop)
 
     def _receive(self, slot: Slot, found: object) -> None:
         match found:
@@ -356,72 +318,56 @@ class PrefillDecodePools:
                 self._slots.receive(slot, found)
                 if isinstance(found, message.Ready):
                     self._check_ready()
-                    self._requests.dispatch()
 
     def _started(self, slot: Slot, process: EngineProcess | None, error: str) -> None:
         if process is None:
             self._died(slot, error)
-        elif self._closed:
-            process.kill()
         else:
             self._slots.greet(slot, process)
 
     def _died(self, slot: Slot, error: str) -> None:
-        """A process has ended: start another, and let its requests go on elsewhere."""
-        if self._closed:
-            return
+        """Handle the end of a process: its requests move elsewhere, and `_tick` starts its successor."""
         if slot.restarts == 0 and slot.state != "ready":  # it never worked
             raise WorkbenchError(f"{slot.name} could not start: {error}")
         self.counts["processes that died"] += 1
-        self._requests.lost(slot, self._slots.end(slot), error)
+        self._requests.lost(slot, self._slots.end(slot, error), error)
         self._give_up_answers(slot.number)
-        if slot.state == "starting":
-            self._slots.start(slot, self._started)
         self._check_ready()
-        self._requests.dispatch()
-
-    def _heard(self, event: Event) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener(event)
-            except Exception as error:  # the listener's fault: requests and other listeners go on
-                if listener in self._listeners:
-                    self._listeners.remove(listener)
-                self._tell(f"a listener of the pools failed and gets no more events: {describe_error(error)}")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(Exception):  # a closed stderr, say
+        with suppress(Exception):  # a closed stderr, say
             self._report(line)
 
     def _check_ready(self) -> None:
         if all(each.state in ("ready", "gone") for each in self.slots):
             self._is_ready.set()
 
-    def _submit(self, request: Request, public: tuple[str, int] | None, emit: Emit) -> None:
-        self._requests.submit(request, emit, public, "the pools are closed" if self._closed else "")
-
     def _stop(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         try:
             self._requests.end_all(FinishReason.ERROR if self._error else FinishReason.CANCELLED, self._error)
         finally:
-            self._slots.stop()
+            try:
+                self._slots.stop()
+            finally:
+                for number, _ in tuple(self._answers):
+                    self._give_up_answers(number)
+                self._is_ready.set()
+                self._slots.close()
 
     def _snapshot(self) -> PoolsSnapshot:
         now, ledger = time.perf_counter(), self._slots.ledger
         engines = tuple(
-            EngineState(each.number + 1, each.name, each.state, each.restarts, tuple(sorted(each.requests)))
+            EngineState(each.number + 1, each.name, each.role, each.state, each.restarts, tuple(sorted(each.requests)))
             for each in self.slots
         )
         lent = () if ledger is None else ledger.lent_pages().items()
         in_flight = tuple(
             PagesInFlight(
-                *self._requests.public_name(key.request_id), each.home + 1,
+                *(served.public or (served.name, 0)), each.home + 1,
                 None if each.target is None else each.target + 1, each.num_pages, now - each.offered_at,
             )
             for key, each in self._requests.transfers.items()
+            if (served := self._requests.submissions.find(key.request_id)) is not None
         )  # fmt: skip
         loans = tuple(
             LentPages(home + 1, None if borrower is None else borrower + 1, pages) for (home, borrower), pages in lent
@@ -430,10 +376,8 @@ class PrefillDecodePools:
 
 
 def _pickled(function: Callable[[Any], Any]) -> bytes:
-    try:
-        return pickle.dumps(function)
-    except Exception:  # of any kind: it has no name that another process knows
-        for package in ("cloudpickle", "ray.cloudpickle"):
-            with suppress(ImportError):
-                return importlib.import_module(package).dumps(function)
-        raise WorkbenchError("call: give a function of a module: a replica in another process has to find it") from None
+    is_of_script = getattr(function, "__module__", "") == "__main__"  # which is another module in an engine's process
+    for package in ("pickle",) * (not is_of_script) + ("cloudpickle", "ray.cloudpickle"):
+        with suppress(Exception):  # not installed, or the function is not importable by name
+            return importlib.import_module(package).dumps(function)
+    raise WorkbenchError("call: give a function of a module: a replica in another process has to find it")

@@ -1,7 +1,7 @@
-"""Know about what each replica has in its prefix cache, without asking it.
+"""Estimate the contents of each replica's prefix cache without asking the replica.
 
-The front enters what it sends and what comes back, by pages, and forgets those used longest ago when there are
-more than the replica has. It may be wrong in both directions: a wrong guess costs time, never a token.
+The front enters the pages of prompts sent and tokens received, and evicts the least recently used pages beyond the
+replica's capacity. The estimate may err in both directions: an error costs time, never a token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 
 def page_names(ids: Sequence[int], salt: str, page_size: int) -> Iterator[int]:
-    """Yield a name for each whole page of `ids`, which says all tokens up to its end, and the salt."""
+    """Yield a hash for each whole page of `ids`; it covers the salt and all tokens up to the page's end."""
     name = hash(salt)
     for end in range(page_size, len(ids) + 1, page_size):
         name = hash((name, *ids[end - page_size : end]))
@@ -19,25 +19,25 @@ def page_names(ids: Sequence[int], salt: str, page_size: int) -> Iterator[int]:
 
 
 class PrefixGuess:
-    """The pages that a replica's prefix cache is thought to have, by name; of at most `capacity` pages."""
+    """An estimate of the contents of a replica's prefix cache: the hashes of at most `capacity` pages."""
 
     def __init__(self, page_size: int | None, capacity: int):
-        """`page_size` is in tokens; None for a replica without a prefix cache."""
+        """Create an empty estimate; `page_size` in tokens, None for a replica without a prefix cache."""
         self.page_size, self.capacity = page_size, capacity
         self._names: OrderedDict[int, None] = OrderedDict()
 
     def enter(self, ids: Sequence[int], salt: str) -> None:
-        """Enter the whole pages of a text that the replica computes."""
+        """Enter the whole pages of a text that the replica computes into the estimate."""
         if self.page_size is None:
             return
-        for name in reversed([*page_names(ids, salt, self.page_size)]):  # the last is the first to be forgotten
+        for name in reversed([*page_names(ids, salt, self.page_size)]):  # the last page is evicted first
             self._names[name] = None
             self._names.move_to_end(name)
         while len(self._names) > self.capacity:
             self._names.popitem(last=False)
 
     def num_tokens(self, ids: Sequence[int], salt: str) -> int:
-        """Return how many tokens of a text are thought to be cached, all but its last one at most."""
+        """Return the estimated number of a text's tokens in the cache; the last token never counts."""
         if self.page_size is None:
             return 0
         count = 0

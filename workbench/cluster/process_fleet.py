@@ -1,4 +1,4 @@
-"""Open replicas, or a prefill and a decode pool, as one kind of fleet: what a measurement of either needs."""
+"""Open replicas, or a prefill and a decode pool, behind one interface that measurements use."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from workbench.simulate.executor_settings import ProcessesExecutor
 from workbench.simulate.routers import LeastLoaded
 from workbench.trace.events import Event
 
-LOOK_SECONDS = 0.02  # between two looks whether all engines serve
+LOOK_SECONDS = 0.02  # polling interval until all engines serve
 DEAD_ALREADY = "executor.failures: instance {} is dead already and has no successor yet; kill it later"
 
 
 class ProcessFleet(Protocol):
-    """Engines in processes, numbered as a simulated fleet's instances: those of the decode pool last.
+    """Engines in processes, numbered like a simulated fleet's instances, the decode pool last.
 
-    `clock` is that of their events."""
+    `clock` is the clock of their events."""
 
     clock: Callable[[], float]
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
-        """Run requests, each at its time of arrival after now, and yield their events as they happen."""
+        """Run requests, each `arrival` seconds from now, and yield their events as they happen."""
         ...
 
     def kill(self, instance: int) -> None:
@@ -47,24 +47,24 @@ class ProcessFleet(Protocol):
 
 
 class ReplicaFleet:
-    """Whole engines behind a router; `kill` ends the process of one."""
+    """Replicas behind a router, each a whole engine; `kill` ends the process of one replica."""
 
     def __init__(self, cluster: Cluster, kill: Callable[[StartedReplica], None] | None = None):
-        """Take the replicas that serve now as instances, the eldest as number 0; close the cluster with the fleet.
+        """Number the replicas that serve now as instances, the oldest first; close the cluster with the fleet.
 
-        `kill` ends a replica; by a SIGKILL to its process unless given."""
+        `kill` ends a replica; default: SIGKILL to its process."""
         self.clock = cluster.clock
         self.cluster, self._kill = cluster, kill or _kill_process
-        self._places = sorted(cluster.replicas)  # the number of each instance's replica
+        self._places = sorted(cluster.replicas)  # replica number by instance
         self._killed: set[int] = set()
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         return self.cluster.stream(list(requests))
 
     def kill(self, instance: int) -> None:
-        """End the process of an instance: the replica that it began with, or that took its place.
+        """Kill the process of an instance: of its first replica, or of the replica that replaced it.
 
-        WorkbenchError where it has none, since a killed one's successor does not serve yet."""
+        WorkbenchError if the successor of a killed replica does not serve yet."""
         known = self.cluster.replicas
         news = sorted(known.keys() - set(self._places))
         for place, number in enumerate(self._places):
@@ -89,18 +89,18 @@ class PoolFleet:
     """A prefill and a decode pool."""
 
     def __init__(self, pools: PrefillDecodePools):
-        """Serve by `pools`, which `close` ends; their events are on this process's clock."""
+        """Serve with `pools`, which `close` ends; their events are on this process's clock."""
         self.pools, self.clock = pools, time.perf_counter
-        self._restarts: dict[int, int] = {}  # that follow kills, by place
+        self._restarts: dict[int, int] = {}  # expected restarts by slot
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
         return self.pools.stream(requests)
 
     def kill(self, instance: int) -> None:
-        """End the process of an instance.
+        """Kill the process of an instance.
 
-        WorkbenchError where it has none, since a killed one's successor has not started yet, or none that can be killed
-        from here."""
+        WorkbenchError if the successor of a killed process has not started yet, or the process cannot be killed from
+        this host."""
         slot = self.pools.slots[instance]
         if slot.process is not None and slot.process.pid is None:
             raise WorkbenchError(f"instance {instance}: its process is on another machine; it cannot be killed here")
@@ -128,13 +128,12 @@ def open_fleet(config: EngineConfig, executor: ProcessesExecutor, threads: int) 
     if executor.decode is None:
         return ReplicaFleet(Cluster(config, executor.instances, executor.router, cpus=threads))
     decode = executor.decode
-    made = PrefillDecodePools(config, executor.instances, decode.instances, transfer=decode.transfer, threads=threads,
-                              max_restarts=2**31)  # fmt: skip
+    made = PrefillDecodePools(config, executor.instances, decode.instances, transfer=decode.transfer, threads=threads)
     return PoolFleet(made)
 
 
 def check_fleet(executor: ProcessesExecutor) -> None:
-    """Raise WorkbenchError for a fleet that there is not."""
+    """Raise WorkbenchError for settings that no fleet supports."""
     for each in executor.failures:
         if each.instance >= executor.num_engines:
             known = f"0 to {executor.num_engines - 1}"
@@ -143,12 +142,12 @@ def check_fleet(executor: ProcessesExecutor) -> None:
         for name, router in (("router", executor.router), ("decode.router", executor.decode.router)):
             if not isinstance(router, LeastLoaded):
                 raise WorkbenchError(
-                    f"executor.{name}: {router.kind}; pools give a request to the engine with the fewest: leave it out"
+                    f"executor.{name}: {router.kind}; pools choose the engine with the fewest requests: leave it out"
                 )
 
 
 def wait_until_whole(fleet: ProcessFleet, limit: float = 600.0) -> float:
-    """Wait until all engines of a fleet serve; return the seconds that it took (WorkbenchError after `limit`)."""
+    """Wait until all engines of a fleet serve; return the seconds it took (WorkbenchError after `limit` seconds)."""
     began = time.perf_counter()
     with report_if_slow("waiting for the successor of an engine", to_stderr, seconds=AGAIN_SECONDS, limit=limit):
         while not fleet.is_whole:

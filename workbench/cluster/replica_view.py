@@ -1,10 +1,10 @@
-"""Show routers a fleet as the simulator shows them its own: replicas as instances, requests as jobs."""
+"""Present a fleet to routers as the simulator does: replicas as instances, requests as jobs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.cluster.fleet_request import FleetRequest
+from workbench.cluster.fleet_request import FleetRequest, prompt_of
 from workbench.cluster.prefixes import PrefixGuess
 from workbench.cluster.replica import PageCounts, Replica
 from workbench.request import Request
@@ -14,13 +14,13 @@ from workbench.simulate.job import SimulatedRequest
 
 @dataclass(eq=False)
 class ReplicaView:
-    """A replica as the front sees it, and as routers do (`simulate.routers.InstanceView`)."""
+    """A replica as seen by the front and by routers (`simulate.routers.InstanceView`)."""
 
     handle: Replica
     variant: str
     prefixes: PrefixGuess
     requests: dict[str, FleetRequest] = field(default_factory=dict)
-    names: dict[str, tuple[FleetRequest, int | None]] = field(default_factory=dict)  # by id on the way
+    names: dict[str, tuple[FleetRequest, int | None]] = field(default_factory=dict)  # (request, sample) by sent id
     pages: PageCounts = PageCounts()
     is_leaving: bool = False
 
@@ -37,18 +37,14 @@ class ReplicaView:
         return sum(each.pending_tokens for each in self.requests.values())
 
     def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
-        """Return how many tokens of a prompt it is thought to have cached under the salt `tenant`."""
+        """Return the estimated number of a prompt's tokens cached by this replica under the salt `tenant`."""
         return self.prefixes.num_tokens(prompt, tenant)
 
 
-def prompt_of(request: Request) -> tuple[int, ...]:
-    """Return a request's prompt; nothing where it has none, and its replica will refuse it."""
-    ids = request.prompt_ids
-    return ids if isinstance(ids, tuple) else tuple(ids) if isinstance(ids, list) else ()
-
-
 def as_job(each: FleetRequest, request: Request) -> SimulatedRequest:
-    """Return a request as routers see it: lengths, prompt, salt for what is cached, and tenant for its session."""
+    """Return a request in the form that routers take: lengths, prompt, salt of the prefix cache, and tenant of the
+    session.
+    """
     prompt = prompt_of(request)
     arrival = Arrival(
         each.arrival, len(prompt), request.sampling.max_output_tokens, session=request.tenant, tenant=request.cache_salt

@@ -1,17 +1,16 @@
-"""Keep what was submitted to a front, and give each sink the events of its requests, once and in order."""
+"""Keep the submissions of a front or of pools, and give each sink the events of its requests, once and in order."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from workbench.cluster.fleet_request import FleetRequest, SampleState
-from workbench.engine import inputs as intake
 from workbench.engine.runner_thread import EventSink
 from workbench.errors import describe_error
 from workbench.progress import to_stderr
-from workbench.request import Request
 from workbench.trace.events import Event
 
 Called = TypeVar("Called")
@@ -19,25 +18,25 @@ Called = TypeVar("Called")
 
 @dataclass(eq=False)
 class Submission:
-    """Requests that were submitted together: one sink has their events."""
+    """Requests that were submitted together with one sink for their events."""
 
     sink: EventSink
     pending: list[FleetRequest]  # still to arrive, latest first
-    is_single: bool
+    is_single: bool = False
     live: dict[str, FleetRequest] = field(default_factory=dict)
     outbox: list[Event] = field(default_factory=list)
     error: str = ""
-    is_heard: bool = True  # its sink has not raised
+    is_heard: bool = True  # the sink has not raised
 
 
 class Submissions:
-    """All submissions that have not ended, and the requests of them that have arrived and not ended ("live").
+    """All unfinished submissions, and their live requests (arrived and not ended).
 
     Attributes:
-        listeners: called with every event, when it comes.
-        after_delivery: called once when sinks have got what came for them.
+        listeners: called with every event as it comes.
+        after_delivery: called once after each delivery of events to sinks.
 
-    A listener, a callback or a sink that raises is called no more, and `report` gets a line: the others go on.
+    A listener, callback or sink that raises is not called again, and `report` gets a line; the others continue.
     """
 
     def __init__(self, report: Callable[[str], None] = to_stderr) -> None:
@@ -47,7 +46,7 @@ class Submissions:
         self._open: list[Submission] = []
         self._owner: dict[str, Submission] = {}  # by the id of a live request
         self._taken: set[str] = set()  # ids of all samples of live requests
-        self._submitted = 0
+        self._orders = itertools.count()
 
     def __iter__(self) -> Iterator[Submission]:
         return iter(tuple(self._open))
@@ -57,32 +56,46 @@ class Submissions:
         """Return the number of live requests."""
         return len(self._owner)
 
-    def add(self, sink: EventSink, requests: Iterable[Request], is_single: bool, now: float) -> Submission:
-        """Return a new submission of requests, each of which arrives at its time after `now`."""
-        made: list[FleetRequest] = []
-        for request in sorted(requests, key=intake.arrival):
-            made.append(FleetRequest(request, self._submitted, now + intake.arrival(request)))
-            self._submitted += 1
-        submission = Submission(sink, made[::-1], is_single)
-        self._open.append(submission)
-        return submission
+    @property
+    def live(self) -> list[FleetRequest]:
+        """Return the live requests, in the order in which they entered."""
+        return [owner.live[name] for name, owner in self._owner.items()]
+
+    def find(self, name: str) -> FleetRequest | None:
+        """Return the live request with this id; None without one."""
+        owner = self._owner.get(name)
+        return owner and owner.live[name]
+
+    def add(self, sink: EventSink, requests: Iterable[FleetRequest], is_single: bool = False) -> Submission:
+        """Return a new submission of `requests`, which are numbered in the order of their arrivals."""
+        made = sorted(requests, key=lambda each: each.arrival)
+        for each in made:
+            each.order = next(self._orders)
+        self._open.append(Submission(sink, made[::-1], is_single))
+        return self._open[-1]
+
+    def due(self, now: float) -> Iterator[tuple[Submission, FleetRequest]]:
+        """Yield the requests that have arrived by `now`, each with its submission; they are no longer pending."""
+        for submission in self:
+            while submission.pending and submission.pending[-1].arrival <= now:
+                yield submission, submission.pending.pop()
 
     def next_arrival(self) -> float | None:
-        """Return the time of the next arrival that is known; None without one."""
+        """Return the time at which the next submitted request arrives; None if all have arrived."""
         return min((each.pending[-1].arrival for each in self._open if each.pending), default=None)
 
     def is_taken(self, each: FleetRequest) -> bool:
-        """Return whether a live request has an id of this one or of its samples."""
+        """Return whether a live request already uses this request's id or the id of one of its samples."""
         return not self._taken.isdisjoint(each.all_names)
 
     def enter(self, submission: Submission, each: FleetRequest) -> None:
-        """Let a request be live."""
+        """Add a live request."""
         self._owner[each.name] = submission
         self._taken |= each.all_names
         submission.live[each.name] = each
 
     def leave(self, each: FleetRequest) -> None:
-        """Let a request that has ended be live no more."""
+        """Remove a live request that has ended."""
         del self._owner.pop(each.name).live[each.name]
         self._taken -= each.all_names
 
@@ -93,7 +106,7 @@ class Submissions:
     # Events.
 
     def emit(self, event: Event) -> None:
-        """Let the listeners hear an event."""
+        """Call the listeners with an event."""
         for listener in tuple(self.listeners):
             try:
                 listener(event)
@@ -102,24 +115,35 @@ class Submissions:
 
     def emit_of(self, each: FleetRequest, sample: SampleState | None, event: Event) -> None:
         """Emit an event of a live request, or of one sample of it."""
-        event = replace(event, request_id=each.name, sample=0 if sample is None else sample.number)
-        self._owner[each.name].outbox.append(event)
-        self.emit(event)
+        self.emit_all(self._owner[each.name], each, [replace(event, sample=0 if sample is None else sample.number)])
+
+    def emit_all(self, submission: Submission, each: FleetRequest, events: Iterable[Event]) -> None:
+        """Emit events of a request, which may be refused, under its public id."""
+        made = [each.named(event) for event in events]
+        submission.outbox += made  # add all before a listener can cancel
+        for event in made:
+            self.emit(event)
+
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` with every event as it comes; return a function that stops it."""
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener) if listener in self.listeners else None
 
     def add_steps(self, steps: Iterable[Event], names: Iterable[str]) -> None:
-        """Give events of a whole step to the sinks of the live requests with these ids, and to those that get events
-        anyway."""
+        """Keep step events for the sinks of the live requests with these ids, and for sinks that have undelivered
+        events.
+        """
         mine = {id(self._owner[name]) for name in names if name in self._owner}
         for each in self._open:
             if each.outbox or id(each) in mine:
                 each.outbox += steps
 
     def deliver(self) -> None:
-        """Give the sinks what came for them, and then call back once for all."""
+        """Deliver pending events to the sinks, then call each callback once."""
         is_news = False
         for each in tuple(self._open):
             done = not each.live and not each.pending
-            if each not in self._open or not each.outbox and not done:  # a sink may have had others delivered
+            if each not in self._open or not each.outbox and not done:  # a sink may have triggered another delivery
                 continue
             is_news = True
             events, each.outbox = each.outbox, []

@@ -1,4 +1,6 @@
-"""Divide the requests of a fleet among its variants: by tenant where a variant has its key, else by share."""
+"""Divide the requests of a fleet among its variants: tenants that have a fixed variant get it, all other requests are
+divided by shares.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,24 @@ from workbench.request import Request
 
 @dataclass(eq=False)
 class DeployedVariant:
-    """A config that replicas serve under a name; changed in the front's thread alone."""
+    """A config that replicas serve under a name; only the front's thread changes it."""
 
     name: str
     config: EngineConfig
     model: FleetModel
-    wanted: int  # replicas
-    failed_starts: int = 0  # one after another, of replicas that are to take the place of lost ones
-    fingerprint: str = ""  # of its replicas, once one serves
+    wanted: int  # number of replicas
+    failed_starts: int = 0  # consecutive failed starts of replacements for lost replicas
+    fingerprint: str = ""  # fingerprint of its replicas, once one serves
 
 
 @dataclass(frozen=True)
 class VariantShares:
-    """The division of requests among variants, whose names are those of `shares`. Every change is a new value.
+    """The division of requests among variants. Every change returns a new value.
 
     Args:
-        shares: of the requests whose tenant has no key; they add up to 1.
-        keys: the variant of tenants that always get the same one, by tenant.
-        unavailable: why no replica of a variant can be started, where no other variant can take its requests.
+        shares: share by variant name, of the requests without a tenant in `keys`; they add up to 1.
+        keys: variant by tenant, for tenants that always get the same variant.
+        unavailable: reason by variant, for variants without replicas whose requests no other variant can take.
     """
 
     shares: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
@@ -38,12 +40,14 @@ class VariantShares:
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, request: Request) -> str:
-        """Return the variant of a request: always the same for a tenant, or for a request without one by its id."""
+        """Return the variant of a request, which is fixed by its tenant, or by its id without a tenant."""
         found = self.of_tenant(request.tenant)
         return self._by_share(request.request_id) if found is None else found
 
     def of_tenant(self, tenant: str) -> str | None:
-        """Return the variant of all requests of a tenant; None where they have none, and several variants a share."""
+        """Return the variant that answers all requests of a tenant. For an empty tenant it is None if several variants
+        have a share.
+        """
         if tenant in self.keys:
             return self.keys[tenant]
         names = [name for name, share in self.shares.items() if share]
@@ -54,20 +58,24 @@ class VariantShares:
         reached, last = 0.0, ""
         for variant, share in self.shares.items():
             reached += share
-            last = variant if share else last  # where rounding leaves the sum below 1
+            last = variant if share else last  # if rounding leaves the sum below 1
             if place < reached:
                 return variant
         return last
 
     def with_variant(self, name: str, share: float, keys: Iterable[str] = ()) -> VariantShares:
-        """Return them with a share and keys for `name`; the others keep their proportions, and end at a share of 1."""
+        """Return the division of requests with `share` and `keys` for `name`; the other variants keep their
+        proportions, or with share 1 get no requests.
+        """
         others = {each: part * (1 - share) for each, part in self.shares.items() if share < 1}
         kept = {tenant: variant for tenant, variant in self.keys.items() if variant in others}
         why = {variant: words for variant, words in self.unavailable.items() if variant in others}
         return VariantShares({**others, name: share}, kept | dict.fromkeys(keys, name), why)
 
     def without(self, name: str, why: str) -> VariantShares:
-        """Return them with the requests of `name` divided among the others; unavailable where no other has a share."""
+        """Return the division of requests with the share of `name` given to the other variants; `name` is unavailable
+        if no other variant has a share.
+        """
         others = {each: part for each, part in self.shares.items() if each != name}
         total = sum(part for each, part in others.items() if each not in self.unavailable)
         if name not in self.shares:
@@ -78,5 +86,5 @@ class VariantShares:
         return replace(self, shares=shares, keys={key: each for key, each in self.keys.items() if each != name})
 
     def with_available(self, name: str) -> VariantShares:
-        """Return them with `name` available."""
+        """Return the division of requests with `name` marked as available."""
         return replace(self, unavailable={each: why for each, why in self.unavailable.items() if each != name})

@@ -1,1 +1,1 @@
-"""Constrain what a request may say: grammars, choices, thoughts, and an end that always fits."""
+"""Constrain a request's output: grammars, choices and thinking budgets, always completed within the token limit."""

@@ -1,4 +1,4 @@
-"""Follow an answer of a grammar: the tokens that may come next, and the shortest way to its end from where it is."""
+"""Track an answer that follows a grammar: the allowed next tokens, and a short completion from the current state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from workbench.request import FinishReason
 
 
 class GrammarAnswer(Constraint):
-    """An answer in progress, which always has room for an end.
+    """An answer in progress that can always be completed within its token limit.
 
-    `way` has symbols after which the answer is complete, in `left` tokens or fewer. A sampled token is taken where such
-    a way leads on from behind it. Else the first token of `way` takes its place, or the answer ends if it is complete.
-    All this follows from the tokens and `left` alone: a search has one result, in however many parts it is run.
+    `way` has symbols that complete the answer in `left` tokens or fewer. A sampled token is accepted if the answer can
+    still be completed after it. Otherwise the first token of `way` replaces it, or the answer ends if it is complete.
+    The result depends only on the tokens and `left`: a search has the same result when it runs in several parts.
     """
 
     def __init__(self, grammar: Grammar, end_token_ids: Collection[int], vocab_size: int, left: int | None = None):
@@ -32,17 +32,17 @@ class GrammarAnswer(Constraint):
         self._end_ids = sorted(end_token_ids)
         self._speller = self.vocabulary.speller.without(end_token_ids)
         self._spelling = Spelling(self._speller)
-        self._waiting: int | None = None  # a token that waits for the search from behind it
+        self._waiting: int | None = None  # a token that waits for the completion search after it
         self._search: EndSearch | None = None
         self._place = JsonPlace() if quotes_end(grammar.response_format) else None
         self.way = grammar.shortest
 
     def tokens_to_end(self) -> int | None:
-        """Return the number of tokens of the way to the end; None if the vocabulary cannot spell it."""
+        """Return the number of tokens of the completion `way`; None if the vocabulary cannot spell it."""
         return self._spelling.count(self.way)
 
     def legal_count(self, draft: Sequence[int]) -> int:
-        """Return how many of these tokens may follow one another; an end token is the last."""
+        """Return the length of the longest legal prefix of `draft`; an end token ends the prefix."""
         if self._waiting is not None:
             return 0
         count = self._tokens.validate_tokens([each for each in draft if each < self.vocabulary.size])
@@ -55,7 +55,7 @@ class GrammarAnswer(Constraint):
     def banned(self, draft: Sequence[int] = ()) -> NDArray[np.bool_]:
         size, json_place = self.vocabulary.size, self._place
         banned = np.zeros((1 + len(draft), self._vocab_size), np.bool_)
-        bits = np.empty((1, (size + 32) // 32), np.int32)  # the compiler's vocabulary has one token more, the end
+        bits = np.empty((1, (size + 32) // 32), np.int32)  # the compiler's vocabulary has an additional end token
         consumed = 0
         for place in range(1 + len(draft)):
             fill_next_token_bitmask(self._tokens, bits, 0)
@@ -65,7 +65,7 @@ class GrammarAnswer(Constraint):
             banned[place, :size] = allowed[:size] == 0
             banned[place, size:] = True
             banned[place, self._end_ids] = not allowed[size]
-            for token in self._end_ids:  # a control token that ends the grammar too
+            for token in self._end_ids:  # an end token may also be a control token of the grammar
                 if token in self.vocabulary.symbol_of and allowed[token] and self._completes(token):
                     banned[place, token] = False
             if json_place is not None:
@@ -107,7 +107,7 @@ class GrammarAnswer(Constraint):
         return token, FinishReason.STOP if self._tokens.is_stopped() else None
 
     def _consume(self, token: int, budget: NodeBudget | None) -> tuple[int, ...] | None:
-        """Consume a token; return the way to the end behind it, None if none was found, or not yet."""
+        """Consume a token; return symbols that complete the answer after it, None if none were found (yet)."""
         symbols = self.vocabulary.symbols(token)
         if not (self._tokens.consume_token(token) and self._symbols.consume_tokens(symbols)):
             error = self._tokens.get_error() or self._symbols.get_error()
@@ -131,7 +131,7 @@ class GrammarAnswer(Constraint):
         self._symbols.rollback(len(self.vocabulary.symbols(token)))
 
     def _fits(self, way: tuple[int, ...], left: int) -> bool:
-        """Return whether the way is spelt in `left` tokens or fewer."""
+        """Return whether `left` tokens can spell `way`."""
         if len(way) <= left and self._speller.has_each(way):
             return True
         count = self._spelling.count(way)

@@ -1,7 +1,7 @@
-"""Find a short end of a text that a grammar has begun: the closing quotes and brackets, and what is still required.
+"""Find a short completion of a partial text under a grammar: required content, closing quotes and brackets.
 
-A grammar is walked in symbols, one for each byte and each control token, so that no vocabulary matters. A search leaves
-its matcher as it was. It can be carried out in parts, counted in states that are looked at: about 25 us each.
+The grammar is walked in symbols (bytes and control tokens), independent of the vocabulary. A search leaves its matcher
+unchanged. It can run in parts, measured in visited states of about 25 us each.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from workbench.constrained.spelling import BYTES
 
 QUOTE = 34
 CONTROL_TOKEN = re.compile(rb"\xff\[(\d+)\]")
-MAX_SYMBOLS = 20_000  # of an end
-MAX_STRUCTURE_SYMBOLS = 64  # a state with more is in free text
-KEPT_OF_A_KIND = 3  # states of a level whose next symbols are the same
+MAX_SYMBOLS = 20_000  # symbols of a completion
+MAX_STRUCTURE_SYMBOLS = 64  # a state that allows more symbols is within free text
+KEPT_OF_A_KIND = 3  # states kept per level with equal next symbols
 ALTERNATIVES = 4
-FIRST_NODES = 300  # of a search's first attempt
-SYMBOLS_PER_NODE = 64  # that are checked in the time in which a state is looked at
+FIRST_NODES = 300  # states visited by a search's first attempt
+SYMBOLS_PER_NODE = 64  # symbols checked in the time of one visited state
 
-# What ends something comes first: brackets and separators before what begins a value, space last.
+# Closing symbols come first: brackets and separators, then symbols that begin a value, space last.
 _ORDER = b'}]",:@.)>/0123456789-ntf'
 _SPACE = b" \n\r\t"
 _LAST = b"[{(" + _SPACE + b"\\"
 
 
 class SymbolMatcher(Protocol):
-    """The parts of an llguidance matcher over symbols that a search needs."""
+    """The interface of an llguidance matcher whose tokens are symbols: the methods that a search uses."""
 
     def is_accepting(self) -> bool: ...
     def is_error(self) -> bool: ...
@@ -45,30 +45,30 @@ class SymbolMatcher(Protocol):
 
 
 def is_end(matcher: SymbolMatcher, symbols: Sequence[int], end: int) -> bool:
-    """Return whether the text is complete after `symbols`; `end` is the symbol of the end."""
+    """Return whether the text is complete after `symbols`; `end` is the symbol that ends a text."""
     if not symbols:
         return matcher.is_accepting()
     return matcher.validate_tokens([*symbols, end]) == len(symbols) + 1
 
 
 class NodeBudget:
-    """States that searches may still look at; several may share one."""
+    """The number of states that searches may still visit; several searches may share one budget."""
 
     def __init__(self, nodes: int):
         self.left = nodes
 
 
 class EndSearch:
-    """A search for symbols after which the text is complete: `way` has them, or None, once it is `done`.
+    """A search for symbols that complete a text. Once `done`, `way` has the symbols, or None if none were found.
 
     Args:
-        matcher: the state to start from. It may change after the first `run`.
+        matcher: the start state. After the first `run`, call `keep_state` before it changes.
         end: the symbol of the end.
-        known_ends: ends of earlier states; often one of them is still right, or right after a few symbols.
-        hints: runs of symbols that free text may need before it can end.
-        quotes_end: a quote ends free text, as it does in JSON, and is tried before the hints.
-        nodes: states to look at, at most, in each of two ways.
-        effort: 0 follows the first choice alone; each more tries other choices at one more place.
+        known_ends: completions of earlier states; often one is still valid, at once or after a few symbols.
+        hints: sequences of symbols that free text may need before it can end.
+        quotes_end: whether a quote ends free text, as in JSON; a quote is then tried before the hints.
+        nodes: maximum number of states visited by each of the two strategies (descent, levels).
+        effort: number of places at which choices other than the first are tried; 0: only first choices.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EndSearch:
         self.way: tuple[int, ...] | None = None
 
     def run(self, budget: NodeBudget | None = None) -> bool:
-        """Search until the end or until `budget` is spent; return whether the search is done."""
+        """Continue the search until it has ended or `budget` is spent; return whether it has ended."""
         while not self.done and (budget is None or budget.left > 0):
             try:
                 cost = next(self._search)
@@ -101,18 +101,18 @@ class EndSearch:
         return self.done
 
     def keep_state(self) -> None:
-        """Go on with a copy of the matcher, which may change from now on."""
+        """Continue with a copy of the matcher, so that the original may change."""
         self._matcher = self._matcher.deep_copy()
 
     def _looked_at(self) -> Generator[int, None, tuple[int, ...] | None]:
-        """Search; yield the cost of each part, in states, and return the end."""
+        """Search; yield the cost of each part, in states, and return the completion."""
         for each in self._known_ends:
             if is_end(self._matcher, each, self._end):
                 return tuple(each)
             yield 1 + len(each) // SYMBOLS_PER_NODE
         for allowed in (min(self._nodes, FIRST_NODES), self._nodes):
             descent = _Attempt(self._end, self._known_ends, self._hints, self._quotes_end, allowed)
-            searched = self._matcher.deep_copy()  # one that meets a limit cannot be rolled back
+            searched = self._matcher.deep_copy()  # a matcher that reaches a limit cannot be rolled back
             way = yield from descent.descend(searched, MAX_SYMBOLS, self._effort)
             if way is None:
                 levels = _Attempt(self._end, self._known_ends, self._hints, self._quotes_end, allowed)
@@ -131,7 +131,7 @@ class _Attempt:
     nodes: int
 
     def descend(self, matcher: SymbolMatcher, limit: int, effort: int) -> Generator[int, None, tuple[int, ...] | None]:
-        """Take the first choice in every state; with `effort`, others too, at one place after another."""
+        """Take the first choice in every state; with `effort`, also try other choices, place by place."""
         taken: list[int] = []
         best: tuple[int, ...] | None = None
         others: list[tuple[int, int]] = []  # (place, symbol)
@@ -172,7 +172,7 @@ class _Attempt:
         return best
 
     def by_levels(self, matcher: SymbolMatcher) -> Generator[int, None, tuple[int, ...] | None]:
-        """Search all texts of one symbol, then of two, and so on; of states with the same next symbols keep a few."""
+        """Search breadth-first, by number of symbols; keep only a few states with equal next symbols."""
         level: list[tuple[SymbolMatcher, tuple[int, ...]]] = [(matcher.deep_copy(), ())]
         while level and self.nodes > 0:
             kinds: dict[bytes, int] = {}
@@ -194,7 +194,7 @@ class _Attempt:
         return None
 
     def _hint(self, matcher: SymbolMatcher, choices: list[int], taken: list[int]) -> list[int]:
-        """Return a hint that may follow, if free text cannot end here; not the same one twice in a row."""
+        """Return a legal hint if free text cannot end here; never the same hint twice in a row."""
         if len(choices) <= MAX_STRUCTURE_SYMBOLS or (self.quotes_end and choices[0] == QUOTE):
             return []
         for hint in self.hints:
@@ -205,7 +205,7 @@ class _Attempt:
 
 
 def _forced(matcher: SymbolMatcher) -> list[int]:
-    """Return the symbols that must follow. llguidance writes a control token among bytes as 0xFF and its number."""
+    """Return the forced next symbols. llguidance encodes a control token among bytes as 0xFF and its number."""
     symbols: list[int] = []
     for place, part in enumerate(CONTROL_TOKEN.split(matcher.compute_ff_bytes())):
         symbols += [int(part)] if place % 2 else part
@@ -213,7 +213,7 @@ def _forced(matcher: SymbolMatcher) -> list[int]:
 
 
 def _varied(choices: list[int], taken: list[int]) -> int:
-    """Return the first choice, or another where it was taken three times in a row and closes nothing."""
+    """Return the first choice, or another one if it was taken three times in a row and closes nothing."""
     first = choices[0]
     closes = first in (QUOTE, *b"}]") and len(choices) <= MAX_STRUCTURE_SYMBOLS
     if closes or taken[-3:] != [first] * 3:
@@ -222,10 +222,10 @@ def _varied(choices: list[int], taken: list[int]) -> int:
 
 
 def _choices(matcher: SymbolMatcher, is_json: bool) -> list[int]:
-    """Return the symbols that may follow, in the order in which they are tried: in JSON space is the last."""
+    """Return the allowed next symbols in the order of trial; space comes last in JSON."""
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
-    if len(allowed) > MAX_STRUCTURE_SYMBOLS and QUOTE in allowed:  # a string of JSON: end it
+    if len(allowed) > MAX_STRUCTURE_SYMBOLS and QUOTE in allowed:  # within a JSON string: end it
         allowed.remove(QUOTE)
         return [QUOTE, *sorted(allowed, key=_rank)]
     return sorted(allowed, key=_rank if is_json else _rank_in_text)

@@ -1,4 +1,4 @@
-"""Compile grammars in threads of their own, and keep the last ones."""
+"""Compile grammars in separate threads, and cache the most recently used ones."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ NUM_THREADS = 2
 
 
 class CompileJob:
-    """A compilation of `form`: its result, and how long it has run."""
+    """A compilation of the response format `form`: its result, and the processor time that it has taken so far."""
 
     def __init__(self, form: ResponseFormat):
         self.form = form
         self.grammar: Future[Grammar] = Future()
-        self._claim = threading.Lock()  # held by the thread that compiles it
-        self._clock: tuple[Callable[[], float], float] | None = None  # and when it began
+        self._claim = threading.Lock()  # held by the compiling thread
+        self._clock: tuple[Callable[[], float], float] | None = None  # the thread's clock, and its value at the start
 
     @property
     def has_begun(self) -> bool:
         return self._claim.locked()
 
     def begin(self) -> bool:
-        """Let this thread compile it; return False if another does."""
+        """Claim the job for this thread; return False if another thread has it."""
         return self._claim.acquire(blocking=False)
 
     def restart_clock(self) -> None:
-        """Count the processor seconds of this thread from now on."""
+        """Measure this thread's processor time from now on."""
         clock = _thread_clock(threading.get_ident())
         self._clock = clock, clock()
 
     @property
     def seconds(self) -> float:
-        """Return the processor seconds that the compilation has taken so far."""
+        """Return the compilation's processor time so far, in seconds."""
         if self._clock is None or self.grammar.done():
             return 0.0
         clock, began = self._clock
@@ -49,26 +49,26 @@ class CompileJob:
 
 
 def _thread_clock(thread: int) -> Callable[[], float]:
-    """Return a clock of a thread's processor time; of the wall where the system has none."""
+    """Return a clock of a thread's processor time; a wall clock if the system has none."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.perf_counter
-    clock = time.pthread_getcpuclockid(thread)  # valid as long as the thread lives: those of a pool do
+    clock = time.pthread_getcpuclockid(thread)  # valid while the thread lives, as threads of a pool do
     return lambda: time.clock_gettime(clock)
 
 
 class GrammarCompiler:
-    """Compile grammars for a tokenizer's vocabulary; equal ones are compiled once."""
+    """A compiler of grammars for a tokenizer's vocabulary; equal grammars are compiled once."""
 
     def __init__(self, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
         self._vocabulary: GrammarVocabulary | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()  # of the vocabulary, which is built once
+        self._lock = threading.Lock()  # guards the vocabulary, which is built once
         self._jobs: OrderedDict[str, CompileJob] = OrderedDict()
 
     def start(self, form: ResponseFormat) -> CompileJob:
-        """Start to compile `form`, or return the job of an equal one. For one thread."""
-        key = f"{form.kind} {form.model_dump_json()}"  # the order of a schema's properties counts
+        """Return the job that compiles `form`: a new one, or the existing job of an equal form. Not thread-safe."""
+        key = f"{form.kind} {form.model_dump_json()}"  # the order of a schema's properties matters
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = CompileJob(form)
@@ -79,8 +79,9 @@ class GrammarCompiler:
         return job
 
     def give_up(self, job: CompileJob, waiting: Iterable[CompileJob]) -> None:
-        """Forget a job that takes too long, and start those that wait in new threads: the old ones may be busy with it
-        for as long as they like."""
+        """Drop a job that takes too long, and start the waiting jobs in new threads: the old threads may stay busy
+        without limit.
+        """
         self._jobs = OrderedDict((key, each) for key, each in self._jobs.items() if each is not job)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)

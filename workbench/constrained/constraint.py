@@ -1,4 +1,4 @@
-"""Define a constraint: what a sampler asks before it samples a request's token, and what it does with that token."""
+"""Define a constraint: it masks a request's logits before sampling, and accepts or replaces the sampled token."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ Taken = tuple[int | None, FinishReason | None]
 
 
 class Constraint:
-    """The constraint of one request, after the tokens that it has. `advance` moves it; nothing else does.
+    """The constraint of one request, after its tokens so far. Only `advance` changes its state.
 
     logits -> rows without `banned(draft)` -> sampled token -> `advance(token)` -> the token of the output
 
-    `left` is the number of tokens that may still come.
+    `left` is the number of tokens that may still follow.
     """
 
     left = 1 << 30
 
     def banned(self, draft: Sequence[int] = ()) -> NDArray[np.bool_]:
-        """Return the tokens that must not come next, and after each legal draft token: [1 + draft token, vocab].
+        """Return the forbidden next tokens, now and after each legal draft token: [1 + draft token, vocab].
 
-        Called in a thread of its own, beside the forward pass; never at the same time as another method.
+        Called in a separate thread during the forward pass, never concurrently with another method.
         """
         raise NotImplementedError
 
     def advance(self, token: int, budget: NodeBudget | None = None) -> Taken:
-        """Take a sampled token, or another one in its place.
+        """Accept a sampled token, or replace it by another.
 
         Args:
             token: the sampled token.
-            budget: work that may be done now; None: whatever it takes.
+            budget: the work allowed now; None: no limit.
 
         Returns:
-            The token that was taken; and the finish reason, where nothing may follow. No token with a reason: the
-            answer ends before the token. Neither: the token waits for more work, and the next call goes on with it,
-            whatever token that one is given.
+            The accepted token, and a finish reason if the answer ends. No token but a reason: the answer ends before
+            the token. Neither: the token waits for more work; the next call continues with it and ignores its own
+            argument.
 
         Raises:
-            WorkbenchError: for a token that must not come.
+            WorkbenchError: for a forbidden token.
         """
         raise NotImplementedError
 
     def legal_count(self, draft: Sequence[int]) -> int:
-        """Return how many of these draft tokens may follow one another."""
+        """Return the length of the longest legal prefix of `draft`."""
         banned = self.banned(draft)
         return next((place for place, token in enumerate(draft) if banned[place, token]), len(draft))
 
     def work(self, budget: NodeBudget) -> None:
-        """Do work that a token waits for, beside the forward pass."""
+        """Continue the work that a sampled token waits for, within `budget`. Called during the forward pass."""
 
 
 class Unconstrained(Constraint):
-    """A free answer, behind a thought."""
+    """A constraint that allows every token: for a free answer after a thought."""
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size

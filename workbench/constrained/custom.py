@@ -1,4 +1,4 @@
-"""Constrain answers by a part of the user's own, which forbids tokens and is given each token that comes."""
+"""Constrain answers by a user-defined class that forbids tokens and receives each accepted token."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ VERBS = {"start": "(tokens, end_token_ids)", "banned": "(ids)", "advance": "(tok
 
 
 class TokenConstraint(Protocol):
-    """A class of the user's own; one is built for each sample of a request."""
+    """The interface of a user-defined constraint; one instance is built for each sample of a request."""
 
     def start(self, tokens: Sequence[bytes], end_token_ids: frozenset[int], /) -> object:
         """Begin an answer. `tokens` has each token's text, empty for a control token."""
         ...
 
     def banned(self, ids: Sequence[int], /) -> NDArray[np.bool_]:
-        """Return the tokens that must not come next, [vocab], if tokens `ids` came before it that are not taken yet."""
+        """Return the forbidden next tokens, [vocab], after the draft tokens `ids`, which are not accepted yet."""
         ...
 
     def advance(self, token: int, /) -> object:
-        """Take the next token, which is no end token; return True if the answer is complete."""
+        """Accept the next token, which is not an end token; return True if the answer is complete."""
         ...
 
 
 class CustomConstraint(Constraint):
-    """A user's constraint of one request; whatever it does wrong is an error of that request."""
+    """A user-defined constraint of one request; its exceptions and invalid results fail only that request."""
 
     def __init__(self, part: CustomPart, tokens: Sequence[bytes], end_token_ids: Collection[int]):
         self._name, self._vocab_size = f"constraint {part.path}", len(tokens)
         if not inspect.isclass(resolve_path(part.path)):
-            raise WorkbenchError(f"{self._name}: is no class, and one is built for each sample of a request")
+            raise WorkbenchError(f"{self._name}: is not a class; each sample of a request needs an instance of its own")
         self._part: TokenConstraint = load_verbs(part, "constraint", VERBS)
         self._end_ids = frozenset(end_token_ids)
-        self._rows: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # by draft, after the tokens that were taken
+        self._rows: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # masks by draft, after the accepted tokens
         self._call("start", tuple(tokens), self._end_ids)
 
     def legal_count(self, draft: Sequence[int]) -> int:
         try:
             return super().legal_count(draft)
-        except WorkbenchError:  # an error at the next token comes again with its mask, and ends the request there
+        except WorkbenchError:  # the error recurs with the next token's mask, and ends the request there
             return 0
 
     def banned(self, draft: Sequence[int] = ()) -> NDArray[np.bool_]:
@@ -59,7 +59,7 @@ class CustomConstraint(Constraint):
             if place < len(draft) and (banned[place, draft[place]] or draft[place] in self._end_ids):
                 break
         if banned[0].all():
-            raise WorkbenchError(f"{self._name}: leaves no token")
+            raise WorkbenchError(f"{self._name}: allows no token")
         return banned
 
     def advance(self, token: int, budget: NodeBudget | None = None) -> Taken:
@@ -82,7 +82,7 @@ class CustomConstraint(Constraint):
         return row
 
     def _call(self, verb: str, *values: Any, to: Callable[[Any], Any] | None = None) -> Any:
-        """Call a method of the user's, and convert the value that it returns by `to`."""
+        """Call a method of the user's class, and convert its result by `to`."""
         try:
             value = getattr(self._part, verb)(*values)
             return value if to is None else to(value)

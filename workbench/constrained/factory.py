@@ -20,7 +20,7 @@ from workbench.request import Request
 
 
 class ConstraintFactory:
-    """Build the constraints of requests to one model; grammars are compiled before, by `compiler`."""
+    """A factory for the constraints of one model's requests; `compiler` compiles their grammars beforehand."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int):
         self.compiler = GrammarCompiler(tokenizer)
@@ -29,11 +29,11 @@ class ConstraintFactory:
     def build(
         self, request: Request, max_model_len: int, end_token_ids: Collection[int], grammar: Grammar | None
     ) -> Constraint | None:
-        """Return the constraint of a request that begins; None if it has none.
+        """Return the constraint of a new request; None if it has none.
 
         Raises:
-            WorkbenchError: if its shortest answer has no room, the tokenizer lacks the thought's control tokens, or its
-                own constraint cannot begin.
+            WorkbenchError: if its shortest answer does not fit, the tokenizer lacks the thought's control tokens, or
+                its user-defined constraint fails to start.
         """
         sampling, needed = request.sampling, 1
         room = min(sampling.max_output_tokens, max_model_len - len(request.prompt_ids))
@@ -49,7 +49,7 @@ class ConstraintFactory:
         answer_room = room
         if sampling.thinking is not None:
             thought = ThoughtState.start(request, self._tokenizer, thinking_budget(request, max_model_len, needed))
-            answer_room -= thought.phase == "open"  # the token that closes it
+            answer_room -= thought.phase == "open"  # for the token that closes the thought
             constraint = self._after_thought(thought, answer or Unconstrained(self._vocab_size), room, end_token_ids)
         else:
             constraint = answer
@@ -74,8 +74,8 @@ class ConstraintFactory:
     def _after_thought(
         self, thought: ThoughtState, answer: Constraint, room: int, end_token_ids: Collection[int]
     ) -> Constraint:
-        """Return a constraint that begins with a thought: text alone, since what its turn shows of it are its
-        tokens."""
+        """Return a constraint that begins with a thought of text tokens only, without control tokens.
+        """
         tokenizer = self._tokenizer
         assert tokenizer is not None
         not_in_thought = np.arange(self._vocab_size) >= tokenizer.vocab_size

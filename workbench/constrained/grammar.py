@@ -1,7 +1,7 @@
-"""Compile what an answer must be (`response_format`) to a grammar over a model's tokens, through llguidance.
+"""Compile a `response_format` to a grammar over a model's tokens, with llguidance.
 
-A grammar is compiled twice: over the vocabulary, for masks, and over bytes and control tokens, for the way to its end
-(closing.py). The vocabulary comes from our own Tokenizer: a text that looks like a control token stays text.
+A grammar is compiled twice: over the vocabulary, for masks, and over bytes and control tokens, for completions
+(closing.py). The vocabulary comes from our own Tokenizer, so that text which looks like a control token stays text.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from workbench.prompt.answers import control_tokens
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
 
-END = b"<|end of the grammar|>"  # a token of the compiler's alone: allowed where the answer is complete
+END = b"<|end of the grammar|>"  # a token only of the compiler: allowed where the answer is complete
 NODES_AT_A_TIME = 50
-SEARCHED_NODES = 3000  # of the way to an end, before admission: about 0.1 s
-MAX_COMPILE_SECONDS = 1.0  # of processor time
+SEARCHED_NODES = 3000  # states visited by the completion search before admission: about 0.1 s
+MAX_COMPILE_SECONDS = 1.0  # seconds of processor time
 TOOK_TOO_LONG = f"response_format: not compiled within {MAX_COMPILE_SECONDS:g} s of processor time; make it smaller"
-PLAIN = '%llguidance {"no_forcing": true}\n'  # every token that the grammar admits, not only the usual spelling
+PLAIN = '%llguidance {"no_forcing": true}\n'  # allow every legal token, not only the usual tokenization
 FORMAT_PATTERNS = {"email": "a@a.aa", "uri": "a:", "ipv6": "::"}
-NOT_CARRIED_OUT = ("max_tokens", "stop", "temperature", "capture")  # attributes of Lark rules
+NOT_CARRIED_OUT = ("max_tokens", "stop", "temperature", "capture")  # unsupported attributes of Lark rules
 LIMITS = LLParserLimits(max_items_in_row=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 class CompilerVocabulary:
-    """A vocabulary as llguidance reads it: the bytes of each token, and which are control tokens."""
+    """A vocabulary in the form that llguidance takes: the bytes of each token, and the control tokens."""
 
     bos_token_id = None
 
@@ -62,9 +62,9 @@ class CompilerVocabulary:
 
 @dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar, with its matchers at the start; a request works on copies of them.
+    """A compiled grammar, with its matchers in the start state; a request works on copies.
 
-    `shortest` has symbols of an answer that is as short as was found.
+    `shortest` has the symbols of the shortest answer found.
     """
 
     response_format: ResponseFormat
@@ -82,7 +82,7 @@ class GrammarVocabulary:
         if tokenizer.byte_rule is None:
             raise WorkbenchError(
                 "response_format: this tokenizer's text of a token depends on the tokens around it; a grammar needs "
-                "one whose decoder is by bytes (byte-level or sentencepiece)"
+                "a byte-level or sentencepiece tokenizer"
             )
         named = control_tokens(tokenizer)
         controls = sorted(named.values())
@@ -102,16 +102,16 @@ class GrammarVocabulary:
         self.speller = Speller(spelt, {symbol: id for id, symbol in self.symbol_of.items()})
 
     def symbols(self, token: int) -> list[int]:
-        """Return the symbols of a token: its bytes, or the one of a control token."""
+        """Return the symbols of a token: its bytes, or one symbol for a control token."""
         control = self.symbol_of.get(token)
         return list(self.token_bytes[token]) if control is None else [control]
 
     def compile(self, form: ResponseFormat) -> Grammar:
-        """Compile a grammar, with its first mask and a way to its end. It may take MAX_COMPILE_SECONDS, and one part of
-        it may go beyond: not in a runner's thread.
+        """Compile a grammar, with its first mask and a completion. It may take MAX_COMPILE_SECONDS, and a single part
+        may exceed them: do not call it in a runner's thread.
 
         Raises:
-            WorkbenchError: naming the fault and, in a schema, its path; a schema that has a label by that.
+            WorkbenchError: names the fault and its path in the schema; a labelled schema is named by its label.
         """
         try:
             return self._compile(form)
@@ -123,7 +123,9 @@ class GrammarVocabulary:
             raise WorkbenchError(self._labelled(form, str(error))) from None
 
     def _loosened(self, form: Lark) -> str:
-        """Return a grammar in which the loose schemas that cannot be compiled alone admit every object, or value."""
+        """Return a grammar in which each loose schema that cannot be compiled alone admits every object, or every
+        value.
+        """
         deadline, lark = _Deadline(), form.lark
         for place, label, schema in reversed([*_schemas(form)]):
             if label not in form.loose or deadline.is_over:
@@ -137,7 +139,7 @@ class GrammarVocabulary:
         return lark
 
     def _labelled(self, form: Lark, error: str) -> str:
-        """Return the error of the first labelled schema that has one alone, else that of the whole grammar."""
+        """Return the error of the first labelled schema that fails alone, otherwise the error of the whole grammar."""
         deadline = _Deadline()
         for _, label, schema in _schemas(form):
             if deadline.is_over:
@@ -167,10 +169,10 @@ class GrammarVocabulary:
         first = np.flatnonzero(np.unpackbits(np.frombuffer(tokens.compute_bitmask(), np.uint8), bitorder="little"))
         if tokens.is_error() or not len(first):  # some faults show at the first mask
             words = error_sentence(tokens.get_error())
-            words = words.replace("NoExtensionBias", "no token begins one; a rule may need itself")
+            words = words.replace("NoExtensionBias", "no token begins an answer; a rule may need itself")
             raise WorkbenchError(f"{_where(form)}: no answer can meet it: {words}")
         if first[0] == self.size:
-            raise WorkbenchError(f"{_where(form)}: it admits the empty text alone")
+            raise WorkbenchError(f"{_where(form)}: it admits only the empty text")
         hints = tuple(map(tuple, hints_of(form)))
         deadline.check()
         search = EndSearch(symbols, self.end_symbol, hints, hints, quotes_end(form), SEARCHED_NODES, 1)
@@ -186,7 +188,7 @@ class GrammarVocabulary:
 
             def compile_error(schema: Any) -> str:
                 if deadline.is_over:
-                    return ""  # the path that is known until then has to do
+                    return ""  # keep the path known so far
                 source = lark_of(form.model_copy(update={"json_schema": schema}))
                 return error_sentence(LLMatcher(self.over_symbols, source, log_level=0, limits=LIMITS).get_error())
 
@@ -196,14 +198,16 @@ class GrammarVocabulary:
 
 
 def lark_name(control: str) -> str:
-    """Return how a Lark grammar names a control token; one without angle brackets (`[TOOL_CALLS]`) gets them."""
+    """Return the name of a control token in a Lark grammar: in angle brackets, which are added if the name has none
+    (`[TOOL_CALLS]`).
+    """
     if re.fullmatch(r"<[^<>\s\[][^<>\s]*>", control):
         return control
     return "<|" + re.sub(r"[<>|]|\s", "_", control) + "|>"
 
 
 class _Deadline:
-    """The end of this thread's processor time for a compilation."""
+    """The limit on this thread's processor time for a compilation."""
 
     def __init__(self) -> None:
         self._end = time.thread_time() + MAX_COMPILE_SECONDS
@@ -218,7 +222,7 @@ class _Deadline:
 
 
 def lark_of(form: ResponseFormat) -> str:
-    """Return the grammar of `form` in llguidance's Lark."""
+    """Return the response format `form` as a grammar in llguidance's dialect of Lark."""
     if isinstance(form, Lark):
         return _embed(form)
     if isinstance(form, Choices):
@@ -240,7 +244,7 @@ def _with_options(schema: dict[str, Any], max_whitespace: int | None, spaced: bo
 
 
 def _embed(form: Lark) -> str:
-    """Return a Lark grammar with the options of JSON in each %json."""
+    """Return a Lark grammar with the JSON options inserted in each `%json`."""
     parts, place = [] if "%llguidance" in form.lark else [PLAIN], 0
     for match in re.finditer(r"%json\s*(?=\{)", form.lark):
         schema, end = json.JSONDecoder().raw_decode(form.lark, match.end())
@@ -250,16 +254,16 @@ def _embed(form: Lark) -> str:
 
 
 def _check_lark(form: Lark) -> None:
-    """Refuse attributes of rules that are not carried out, token ids, and keywords of schemas within `%json`."""
+    """Refuse unsupported rule attributes, token ids, and unsupported schema keywords within `%json`."""
     lark = form.lark
-    if lark.lstrip().startswith("{"):  # the compiler's own format, whose schemas were not looked at
+    if lark.lstrip().startswith("{"):  # the compiler's own format, in which schemas would go unchecked
         raise WorkbenchError("response_format.lark: is JSON, and no grammar in Lark; begin it with a rule")
     bare = re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*', '""', lark)
     attribute = re.search(rf"\[\s*(?:[^\]]*,\s*)?({'|'.join(NOT_CARRIED_OUT)})\b", bare)
     if attribute:
-        raise WorkbenchError(f"response_format.lark: the attribute {attribute[1]!r} is not carried out; leave it out")
+        raise WorkbenchError(f"response_format.lark: the attribute {attribute[1]!r} is not supported; leave it out")
     if "<[" in bare:
-        raise WorkbenchError("response_format.lark: token ids <[...]> are not carried out; name tokens, as <|name|>")
+        raise WorkbenchError("response_format.lark: token ids <[...]> are not supported; name tokens, as <|name|>")
     for place, label, schema in _schemas(form):
         try:
             check_keywords(schema)
@@ -269,7 +273,7 @@ def _check_lark(form: Lark) -> None:
 
 
 def _schemas(form: Lark) -> Iterator[tuple[int, str, Any]]:
-    """Yield the place, the label and the value of every `%json` of a grammar (WorkbenchError for what is no JSON)."""
+    """Yield the position, label and value of every `%json` of a grammar (WorkbenchError for invalid JSON)."""
     for match in re.finditer(r"(?:^(\w+): )?%json\s*", form.lark, re.MULTILINE):
         try:
             schema, _ = json.JSONDecoder().raw_decode(form.lark, match.end())
@@ -285,7 +289,9 @@ def quotes_end(form: ResponseFormat) -> bool:
 
 
 def hints_of(form: ResponseFormat) -> list[bytes]:
-    """Return texts that a search for an end tries in free text: a shortest match of each regular expression."""
+    """Return texts that a search for a completion tries in free text: for each regular expression, a shortest text that
+    it matches.
+    """
     if isinstance(form, Regex):
         patterns = [form.regex]
     elif isinstance(form, Lark):
@@ -306,7 +312,7 @@ def _where(form: ResponseFormat) -> str:
 
 
 def error_sentence(error: str) -> str:
-    """Return the compiler's message without the source and the place in it."""
+    """Return the compiler's message, without the quoted source of the grammar and the position in it."""
     error = error.replace("<non-verbose/>", "").split("\n   1 |")[0].split("while processing json-schema:")[0]
     error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
-    return " ".join(error.split())[:500] or "its first mask leaves no token"
+    return " ".join(error.split())[:500] or "its first mask allows no token"

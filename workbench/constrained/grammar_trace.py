@@ -1,4 +1,4 @@
-"""Follow an answer through its grammar: how many tokens of the vocabulary were allowed at each step."""
+"""Follow an answer through its grammar: the number of allowed tokens at each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.response_format import ResponseFormat
 
 @dataclass(frozen=True)
 class GrammarStep:
-    """One step of an answer: the token that was taken, its text, and the number of tokens that were allowed."""
+    """One step of an answer: the accepted token, its text, and the number of allowed tokens."""
 
     token_id: int
     text: str
@@ -27,14 +27,14 @@ class GrammarStep:
 
 @dataclass(frozen=True)
 class GrammarTrace(Displayable):
-    """The steps of an answer, and the size of the vocabulary that they are a part of."""
+    """The steps of an answer, and the size of the vocabulary."""
 
     steps: tuple[GrammarStep, ...]
     vocab_size: int
 
     @property
     def shares(self) -> list[float]:
-        """Return the share of the vocabulary that was allowed at each step."""
+        """Return the fraction of the vocabulary that is allowed at each step."""
         return [each.num_allowed / self.vocab_size for each in self.steps]
 
     def _display_table(self) -> Table:
@@ -48,18 +48,18 @@ class GrammarTrace(Displayable):
 def trace_grammar(
     tokenizer: Tokenizer, response_format: ResponseFormat | Mapping[str, Any], token_ids: Sequence[int]
 ) -> GrammarTrace:
-    """Return how many tokens a grammar allowed at each step of an answer.
+    """Return the number of tokens that a grammar allowed at each step of an answer.
 
         form = {"kind": "choices", "choices": ["yes", "no"]}
         workbench.trace_grammar(runner.tokenizer, form, runner.tokenizer.encode("yes"))
 
     Args:
         tokenizer: the tokenizer of the model.
-        response_format: what the answer had to be.
+        response_format: the format of the answer.
         token_ids: the answer's tokens, without its end and without a thought before it.
 
     Raises:
-        WorkbenchError: for a format that cannot be carried out, and for a token that it does not allow.
+        WorkbenchError: for an unsupported format, and for a token that it forbids.
     """
     try:
         form = TypeAdapter(ResponseFormat).validate_python(response_format)

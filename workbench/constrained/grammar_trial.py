@@ -1,8 +1,8 @@
-"""Compile a stranger's grammar in a child process first: what ends the compiler ends the child, and not a server.
+"""Compile an untrusted grammar in a child process first: a crash of the compiler ends the child, not the server.
 
 check --- response_format ---> child: compile it, take 100 drawn tokens through its matchers --- its error ---> check
 
-The child has half of a thread's stack, so that nothing that it survives is too deep for the server's threads.
+The child's thread has half of the usual stack: a grammar that it survives is not too deep for the server's threads.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.response_format import Lark, ResponseFormat
 
 DRAWN_TOKENS = 100
-MAX_CPU_SECONDS = 5  # of a trial; up to one more, since the limit is in whole seconds
-MAX_WAIT_SECONDS = 300.0  # for an answer of a child that uses no processor time
-MAX_BYTES = 2 << 30  # that a trial may allocate
-ATTEMPTS = 2  # the first child may have been ended by something else
-OWN_ENDS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)  # of a compiler that fails
+MAX_CPU_SECONDS = 5  # seconds of a trial; up to one more, since the limit is in whole seconds
+MAX_WAIT_SECONDS = 300.0  # seconds to wait for a child that uses no processor time
+MAX_BYTES = 2 << 30  # maximum memory of a trial
+ATTEMPTS = 2  # the first child may have died of another cause
+OWN_ENDS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)  # of a compiler crash
 KEPT_VERDICTS = 10_000
-DEFAULT_STACK_BYTES = 2 << 20  # of a thread on x86-64 where a process's own is unlimited
+DEFAULT_STACK_BYTES = 2 << 20  # a thread's stack on x86-64 if the process's stack is unlimited
 FORMAT = TypeAdapter(ResponseFormat)
 
 
 class TrialUnavailable(WorkbenchError):
-    """No child can try the grammar now; the grammar itself may be sound."""
+    """Raised if no child process can try a grammar now; the grammar itself may be valid."""
 
 
 class GrammarTrial:
-    """A child process that tries grammars over named tokenizers. It is started when needed, and after each death.
+    """A child process that tries grammars over named tokenizers. It is started on demand, and restarted after it dies.
 
-    Any thread may call it; grammars are tried one after another, and known ones wait for none. `close` ends the child,
-    and every call that waits."""
+    Thread-safe. Grammars are tried one after another; known grammars do not wait. `close` ends the child and all
+    waiting calls.
+    """
 
-    module = __name__  # that the child runs
+    module = __name__  # the module that the child runs
 
     def __init__(self, vocabularies: Mapping[str, Tokenizer]):
         self.vocabularies = vocabularies
-        self._lock = threading.Lock()  # of the child
+        self._lock = threading.Lock()  # guards the child
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._verdicts: dict[bytes, str] = {}  # by hash: the error, empty for what survived
+        self._verdicts: dict[bytes, str] = {}  # errors by hash of the grammar; empty if it compiled
         self._is_closed = False
 
     def __enter__(self) -> GrammarTrial:
@@ -69,7 +70,7 @@ class GrammarTrial:
         self.close()
 
     def start(self) -> None:
-        """Start the child, so that it is warm when the first grammar comes; what fails then fails there again."""
+        """Start the child before the first grammar arrives; a failure is ignored here and recurs with that grammar."""
         with self._lock, contextlib.suppress(WorkbenchError, OSError):
             self._started()
 
@@ -78,16 +79,16 @@ class GrammarTrial:
         return _key(vocabulary, form) in self._verdicts
 
     def check(self, vocabulary: str, form: ResponseFormat) -> None:
-        """Return if a child compiled `form` over this vocabulary, now or before, and survived it.
+        """Check that a child compiled `form` over this vocabulary, now or earlier, without error.
 
         Raises:
-            WorkbenchError: the compiler's error, or the end of the child.
-            TrialUnavailable: no child could try it, which is not remembered.
+            WorkbenchError: with the compiler's error, or the crash of the child.
+            TrialUnavailable: if no child could try it; this result is not cached.
         """
         key = _key(vocabulary, form)
         if (error := self._verdicts.get(key)) is None:
             with self._lock:
-                if (error := self._verdicts.get(key)) is None:  # another thread may have tried it meanwhile
+                if (error := self._verdicts.get(key)) is None:  # another thread may have tried it in the meantime
                     error = self._verdicts[key] = self._try(vocabulary, form)
                     while len(self._verdicts) > KEPT_VERDICTS:
                         del self._verdicts[next(iter(self._verdicts))]
@@ -103,7 +104,7 @@ class GrammarTrial:
             self._end()
 
     def _try(self, vocabulary: str, form: ResponseFormat) -> str:
-        """Return the error of a grammar, empty where there is none (TrialUnavailable)."""
+        """Return the error of a grammar, or an empty string (may raise TrialUnavailable)."""
         end = ""
         for _ in range(ATTEMPTS):
             try:
@@ -111,7 +112,7 @@ class GrammarTrial:
                 connection.send((vocabulary, "grammar", form.model_dump_json()))
                 if connection.poll(MAX_WAIT_SECONDS):
                     return connection.recv()
-                end = f"it said nothing for {MAX_WAIT_SECONDS:.0f} s"
+                end = f"it gave no answer for {MAX_WAIT_SECONDS:.0f} s"
                 self._end()
             except (EOFError, OSError):  # the child has ended
                 code = self._end()
@@ -124,7 +125,7 @@ class GrammarTrial:
         raise TrialUnavailable(f"response_format: the process that tries grammars does not answer ({end}); ask again")
 
     def _started(self) -> Connection:
-        """Return the connection to the child, which is started where none runs (TrialUnavailable)."""
+        """Return the connection to the child, started if none runs (may raise TrialUnavailable)."""
         self._check_open()
         if self._connection is None:
             try:
@@ -134,7 +135,7 @@ class GrammarTrial:
             except OSError as error:
                 raise TrialUnavailable(f"response_format: no process can be started to try it ({error})") from None
             self._connection = parent_end
-            self._check_open()  # `close` may have come before there was a child to end
+            self._check_open()  # `close` may have been called before the child existed
             for name, tokenizer in self.vocabularies.items():
                 parent_end.send((name, "vocabulary", tokenizer.to_json()))
         return self._connection
@@ -162,7 +163,7 @@ class GrammarTrial:
         if child is None:
             return 0
         try:
-            child.wait(0.0 if self._is_closed else 1.0)  # one that is dying tells by which signal
+            child.wait(0.0 if self._is_closed else 1.0)  # a dying child then reports its signal
         except subprocess.TimeoutExpired:
             child.kill()
         return child.wait()
@@ -173,9 +174,11 @@ def _key(vocabulary: str, form: ResponseFormat) -> bytes:
 
 
 def take_drawn_tokens(grammar: Grammar, count: int = DRAWN_TOKENS) -> int:
-    """Take up to `count` tokens through copies of a grammar's matchers, as an answer does; return how many were taken.
+    """Advance copies of a grammar's matchers by up to `count` tokens, as an answer does; return the number of tokens.
 
-    Each is drawn from those allowed; random, and the same for a vocabulary of the same size in every process."""
+    Each token is drawn at random from the allowed ones, with the same draws in every process for one vocabulary
+    size.
+    """
     tokens, symbols, vocabulary = grammar.tokens.deep_copy(), grammar.symbols.deep_copy(), grammar.vocabulary
     draw = random.Random(vocabulary.size)
     for taken in range(count):
@@ -192,7 +195,7 @@ def take_drawn_tokens(grammar: Grammar, count: int = DRAWN_TOKENS) -> int:
 
 
 def serve_trials(handle: int, stack_bytes: int) -> None:
-    """Try what comes through a connection, until it closes, in a thread of this stack."""
+    """Try the grammars that arrive through a connection, until it closes, in a thread with this stack size."""
     threading.stack_size(stack_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     thread = threading.Thread(target=_serve, args=(Connection(handle),))
@@ -208,7 +211,7 @@ def _serve(connection: Connection) -> None:
             name, kind, text = connection.recv()
             if kind == "vocabulary":
                 tokenizer_texts[name] = text
-                with contextlib.suppress(Exception):  # it fails again, in words, when a grammar asks for it
+                with contextlib.suppress(Exception):  # the failure recurs, with a message, when a grammar needs it
                     vocabularies[name] = _vocabulary(text)
                 continue
             _limit_resources()
@@ -216,7 +219,7 @@ def _serve(connection: Connection) -> None:
                 vocabulary = vocabularies.get(name) or _vocabulary(tokenizer_texts[name])
                 take_drawn_tokens(vocabulary.compile(FORMAT.validate_json(text)))
                 error = ""
-            except BaseException as failed:  # a panic of the compiler is no Exception
+            except BaseException as failed:  # a panic of the compiler is not an Exception
                 error = describe_error(failed)
             connection.send(error)
     except (EOFError, OSError):  # the server has ended
@@ -228,7 +231,7 @@ def _vocabulary(text: str) -> GrammarVocabulary:
 
 
 def _limit_resources() -> None:
-    """Let the system end this process when the next trial takes more time or memory than it may."""
+    """Limit the processor time and memory of this process for the next trial."""
     limits = {
         resource.RLIMIT_CPU: int(time.process_time()) + 1 + MAX_CPU_SECONDS,
         resource.RLIMIT_AS: psutil.Process().memory_info().vms + MAX_BYTES,
@@ -239,7 +242,7 @@ def _limit_resources() -> None:
 
 
 def _thread_stack_bytes() -> int:
-    """Return the stack of a new thread of this process."""
+    """Return the stack size of a new thread of this process, in bytes."""
     own = resource.getrlimit(resource.RLIMIT_STACK)[0]
     return threading.stack_size() or (DEFAULT_STACK_BYTES if own == resource.RLIM_INFINITY else own)
 

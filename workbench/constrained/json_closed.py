@@ -1,4 +1,4 @@
-"""Close the objects of a JSON Schema (`strict`): an answer has the properties that are declared, and no others."""
+"""Close the objects of a JSON Schema (`strict`), so that an answer has only declared properties."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from workbench.errors import WorkbenchError
 from workbench.prompt.tools import follow
 from workbench.response_format import JSONSchema
 
-JOINED = {*IN_LISTS[:3], "$ref"}  # of schemas of the same instance
-MAX_LOOKS = 1_000_000  # at those of all groups
+JOINED = {*IN_LISTS[:3], "$ref"}  # keywords with schemas of the same instance
+MAX_LOOKS = 1_000_000  # maximum visits of schemas in all groups
 
 
 def answer_of(schema: dict[str, Any], strict: bool) -> JSONSchema:
-    """Return the format of an answer under a schema, closed where it is strict."""
+    """Return the response format of JSON answers under a schema; with `strict`, objects have only declared properties
+    (see `closed`).
+    """
     form = JSONSchema(json_schema=schema)
     return form.model_copy(update={"json_schema": closed(schema)}) if strict else form
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy in which no object has more properties than are declared, unless its schema says that it may.
+    """Return a copy in which objects have only declared properties, unless their schema allows others explicitly.
 
-    Schemas that hold together (`allOf`, a `$ref` or branches beside properties) are closed together, around the
-    properties that any of them declares: closed one by one they would leave no property.
+    Schemas that apply together (`allOf`, or a `$ref` or branches next to properties) are closed together, around all
+    properties that any of them declares: closed one by one, they would allow no property.
     """
     root = deepcopy(schema)
     objects = [each for _, each in subschemas(root) if isinstance(each, dict)]
@@ -45,7 +47,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _behind(root: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the schemas of the same instance that a schema names, directly or through others."""
+    """Return the schemas that a schema applies to the same instance, directly or through other schemas."""
     objects: dict[int, dict[str, Any]] = {}
     waiting = [schema]
     while waiting:

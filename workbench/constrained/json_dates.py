@@ -1,6 +1,6 @@
-"""Carry out the formats of dates and times in a JSON Schema: what a reader of RFC 3339 takes, and Python's does too.
+"""Replace the formats of dates and times in a JSON Schema by patterns that RFC 3339 and Python's parser both accept.
 
-The compiler's own admit a second of 60 at any minute, 29 February in every year, the year 0 and fractions without end.
+The compiler's own formats admit second 60 in any minute, 29 February in any year, the year 0 and endless fractions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATTERNS = {"date": f"^{DAY}$", "time": f"^{TIME}$", "date-time": f"^{DAY}T{TIME
 
 
 def carry_out_dates(schema: dict[str, Any]) -> None:
-    """Replace a format of one subschema, not of those within it, by its pattern."""
+    """Replace `format: date`, `time` or `date-time` in one subschema by a pattern; nested subschemas stay unchanged."""
     name = schema.get("format")
     pattern = PATTERNS.get(name) if isinstance(name, str) else None
     if pattern is None:

@@ -1,6 +1,6 @@
-"""Find what of a JSON Schema is not carried out, leave it out or refuse it, and find the path of a compiler's fault.
+"""Find the unsupported parts of a JSON Schema, refuse or remove them, and locate compiler errors in a schema.
 
-constrains nothing   annotations, unknown keywords, formats that are not carried out (2020-12, section 6.5)
+constrains nothing   annotations, unknown keywords, unsupported formats (2020-12, section 6.5)
 carried out          CARRIED_OUT, and OpenAPI's `nullable`
 not carried out      NOT_CARRIED_OUT, look-around in a pattern, numbers that would be rounded, ...: refused by name
                      (`check_keywords`), or left out, so that every valid instance stays one (`widen`)
@@ -29,7 +29,7 @@ CARRIED_OUT = frozenset(
         "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     )
 )  # fmt: skip
-NOT_CARRIED_OUT: dict[str, tuple[Any, ...]] = {  # keywords that constrain, with the values that do not
+NOT_CARRIED_OUT: dict[str, tuple[Any, ...]] = {  # constraining keywords, with those values that constrain nothing
     "not": (False,), "if": (), "uniqueItems": (False,), "contains": (), "propertyNames": (True, {}, {"type": "string"}),
     "dependentRequired": ({},), "dependentSchemas": ({},), "dependencies": ({},), "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}), "$dynamicRef": (), "$recursiveRef": (),
@@ -41,8 +41,8 @@ TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 IN_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 ALONE = ("items", "additionalItems", "additionalProperties")
-MAX_PROPERTIES = 2000  # of an object: the compiler's time goes with their square, 0.6 s for these
-MAX_SEARCHED = 2000  # subschemas that are compiled alone to find a fault's path
+MAX_PROPERTIES = 2000  # of an object: compile time grows with their square, 0.6 s for 2000
+MAX_SEARCHED = 2000  # maximum subschemas compiled alone to locate an error
 
 WHERE = "response_format.json_schema"
 Step = str | int
@@ -50,8 +50,9 @@ Path = tuple[Step, ...]
 
 
 def check_keywords(schema: Any) -> None:
-    """Refuse the first keyword or number that is not carried out, and the first reference without a target, with the
-    path."""
+    """Raise WorkbenchError, with the path, for the first part of a schema that is not supported: a keyword, a number,
+    or a reference without a target.
+    """
     places = {path for path, _ in subschemas(schema)}
     for path, each in subschemas(schema):
         for _, words in _faults(schema, each, path, places):
@@ -59,9 +60,10 @@ def check_keywords(schema: Any) -> None:
 
 
 def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a copy of a schema without what is not carried out, and what that is, with the paths.
+    """Return a copy of a schema without its unsupported parts, and messages with the paths of the removed parts.
 
-    It admits every instance of the schema, and more. A `oneOf` becomes an `anyOf`; what is no schema, all.
+    The copy admits every instance of the schema, and possibly more. A `oneOf` becomes an `anyOf`; a value that is not a
+    schema becomes one that admits everything.
     """
     schema = copy.deepcopy(schema)
     places, left = {path for path, _ in subschemas(schema)}, []
@@ -74,21 +76,21 @@ def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             continue
         where = describe_path(path)
         for key in [key for key, value in each.items() if not _is_shaped(key, value)]:
-            left.append(f"{where}.{key}: {str(each.pop(key))[:60]!r} is no value of it")
+            left.append(f"{where}.{key}: {str(each.pop(key))[:60]!r} is not a valid value")
         for keys, words in list(_faults(schema, each, path, places)):
             left.append(words)
             for key in keys:
                 each.pop(key, None)
         if not _is_read(each.get("pattern", "")):
-            left.append(f"{where}: the pattern {each.pop('pattern')[:60]!r} is not carried out")
+            left.append(f"{where}: the pattern {each.pop('pattern')[:60]!r} is not supported")
         patterns = each.get("patternProperties", ())
         if len(patterns) > 1 or not all(map(_is_read, patterns)):
-            left.append(f"{where}: patternProperties {', '.join(patterns)[:60]!r} are not carried out")
+            left.append(f"{where}: patternProperties {', '.join(patterns)[:60]!r} are not supported")
             for key in ("patternProperties", "additionalProperties"):
                 each.pop(key, None)
         counts = {"minProperties", "maxProperties"} & each.keys()
         if counts and not {*each.get("properties", ())} <= {*each.get("required", ())}:
-            left.append(f"{where}: {', '.join(sorted(counts))}: not carried out where not all properties are required")
+            left.append(f"{where}: {', '.join(sorted(counts))}: not supported unless all properties are required")
             for key in counts:
                 del each[key]
         if "oneOf" in each:
@@ -99,14 +101,15 @@ def widen(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 @lru_cache(4096)
 def _is_read(pattern: str) -> bool:
-    """Return whether the compiler reads a pattern: it has no look-around, no references back, nothing of JavaScript's
-    own."""
+    """Return whether the compiler supports a pattern: no look-around, no backreferences, no JavaScript-specific syntax.
+    """
     schema = json.dumps({"type": "string", "pattern": pattern})
     return not pattern or not LLMatcher.validate_grammar(f"start: %json {schema}")
 
 
 def _is_shaped(key: str, value: Any) -> bool:
-    """Return whether a keyword that is carried out has a value as JSON Schema has it; a subschema is not looked at."""
+    """Return whether a supported keyword has a value of the type that JSON Schema requires; subschemas are not checked.
+    """
     if key == "type":
         return all(each in TYPES for each in (value if isinstance(value, list) else [value]))
     if key in BY_NAME:
@@ -123,36 +126,37 @@ def _is_shaped(key: str, value: Any) -> bool:
 
 
 def _faults(schema: Any, each: Any, path: Path, places: Collection[Path]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what is not carried out of one subschema: the keywords to leave out (none where it is no schema), and words
-    with the path."""
+    """Yield the unsupported parts of one subschema: the keywords to remove (none if it is not a schema), and a message
+    with the path.
+    """
     where = describe_path(path)
     if isinstance(each, bool):
         return
     if not isinstance(each, dict):
-        yield (), f"{where}: a schema is an object or a boolean, not {type(each).__name__}"
+        yield (), f"{where}: a schema must be an object or a boolean, not {type(each).__name__}"
         return
     for key, value in each.items():
         usual = SPELLINGS.get(key.lower())
         if usual is not None and key != usual:
             yield (key,), f"{where}: the keyword {key!r} is unknown; did you mean {usual!r}?"
         elif key in NOT_CARRIED_OUT and value not in NOT_CARRIED_OUT[key]:
-            yield (key,), f"{where}: the keyword {key!r} is not carried out; leave it out"
+            yield (key,), f"{where}: the keyword {key!r} is not supported; leave it out"
     for key in BY_NAME[:2]:
         if isinstance(each.get(key), dict) and len(each[key]) > MAX_PROPERTIES:
-            words = f"{where}.{key}: {len(each[key])} of them; {MAX_PROPERTIES} at most"
+            words = f"{where}.{key}: {len(each[key])} entries; at most {MAX_PROPERTIES}"
             yield (*BY_NAME[:2], "additionalProperties"), words
     required, needed = each.get("required", []), each.get("minProperties", 0)
     if not isinstance(required, list):
         yield ("required",), f"{where}.required: must be a list of names, not {str(required)[:60]}"
     elif isinstance(needed, int) and needed > len(required):
-        # A name may come twice, and counts once.
-        words = f"{where}: minProperties {needed} is not carried out beyond the required properties; require them"
+        # A repeated name counts once.
+        words = f"{where}: minProperties {needed} is not supported beyond the required properties; require them"
         yield ("minProperties",), words
     for key, words in number_faults(each, where):
         yield (key,), words
     if "$ref" in each:
         if any("$id" in _at(schema, path[:length]) for length in range(1, len(path) + 1)):
-            yield ("$ref",), f"{where}: $ref within a schema of its own $id: $id is carried out at the top alone"
+            yield ("$ref",), f"{where}: $ref within a schema with its own $id: $id is supported only at the top level"
             return
         try:
             _check_reference(schema, each["$ref"], where, places)
@@ -172,13 +176,14 @@ def _check_reference(schema: Any, reference: object, where: str, places: Collect
     _, path, missing = follow(schema, reference)
     if missing:
         raise WorkbenchError(f"{where}: $ref {reference!r}: there is no {missing!r}")
-    if path not in places:  # its keywords and numbers were not looked at
-        raise WorkbenchError(f"{where}: $ref {reference!r}: there is no schema, but a value; put one under $defs")
+    if path not in places:  # its keywords and numbers were not checked
+        raise WorkbenchError(f"{where}: $ref {reference!r}: points to a value, not a schema; put a schema under $defs")
 
 
 def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema with what the compiler carries out, and nothing else; `check_keywords` refuses, or
-    `widen` leaves out, all that would be another."""
+    """Return a copy of a schema that has only the parts that the compiler supports. Call `check_keywords` or `widen`
+    before it: they refuse or remove unsupported parts that constrain an answer.
+    """
     schema = with_integers(schema)
     for _, each in subschemas(schema):
         if isinstance(each, dict):
@@ -194,7 +199,9 @@ def carried_out(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _admit_null(schema: dict[str, Any]) -> None:
-    """Let one subschema admit null too. Where it refers to others it is put into a choice, beside its definitions."""
+    """Let one subschema also admit null. A subschema with references, branches or `const` moves into an `anyOf`, next
+    to its definitions.
+    """
     if any(key in schema for key in ("$ref", "allOf", "anyOf", "oneOf", "const")):
         kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         inner = {key: value for key, value in schema.items() if key not in kept}
@@ -209,7 +216,7 @@ def _admit_null(schema: dict[str, Any]) -> None:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, subschema), outer ones first, in the schema's order."""
+    """Yield (path, subschema) for a schema and all schemas within it, in their order, outer ones first."""
     stack: list[tuple[Path, Any]] = [((), schema)]
     while stack:
         path, each = stack.pop()
@@ -228,35 +235,35 @@ def subschemas(schema: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def describe_path(path: Path) -> str:
-    """Return a path as in `response_format.json_schema.properties.age.anyOf[1]`."""
+    """Return a path as text, such as `response_format.json_schema.properties.age.anyOf[1]`."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return WHERE + "".join(steps)
 
 
 def locate_fault(schema: Any, error: str, compile_error: Callable[[Any], str]) -> Path:
-    """Return the path of the innermost subschema that fails alone as the whole schema does.
+    """Return the path of the innermost subschema that fails alone with the same error as the whole schema.
 
     Args:
         schema: the schema.
-        error: the compiler's message on the whole.
-        compile_error: compiles a schema, and returns its message, or nothing.
+        error: the compiler's message for the whole schema.
+        compile_error: compiles a schema and returns the error message, or an empty string.
     """
     inner: Path = ()
     for number, (path, _) in enumerate(subschemas(schema)):
         if number > MAX_SEARCHED:
             break
-        # A fault's path begins with that of the schema around it: other branches need not be tried.
+        # The path of an error extends the path of the enclosing schema: other branches are skipped.
         if path[: len(inner)] == inner and len(path) > len(inner) and compile_error(_alone(schema, path)) == error:
             inner = path
     return inner
 
 
 def name_keyword(schema: Any, path: Path, words: str) -> str:
-    """Return the compiler's words on the subschema at a path, with the keyword that they are about."""
+    """Return the compiler's message about the subschema at a path, with the keyword concerned."""
     each = _at(schema, path)
     if words.startswith("oneOf "):
         return (
-            "the keyword 'oneOf' is not carried out where its branches overlap; tell them apart by a type or a const, "
+            "the keyword 'oneOf' is not supported where its branches overlap; tell them apart by a type or a const, "
             "or use anyOf"
         )
     if "regex" in words and isinstance(each, dict):
@@ -265,18 +272,18 @@ def name_keyword(schema: Any, path: Path, words: str) -> str:
             for pattern in (patterns,) if isinstance(patterns, str) else patterns:
                 if not _is_read(pattern):
                     reason = words.rpartition("error: ")[2]
-                    return f"the keyword {key!r} is not carried out as {pattern[:60]!r}: {reason}"
+                    return f"the keyword {key!r} is not supported as {pattern[:60]!r}: {reason}"
     return words
 
 
 def _alone(schema: Any, path: Path) -> Any:
-    """Return a schema that is the subschema at `path`; references still find their targets."""
+    """Return the subschema at `path` as a schema in which references still resolve."""
     pointer = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
     return within(schema, {"$ref": f"#{pointer}"})
 
 
 def within(schema: Any, part: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that is a part of another; its references still find their targets."""
+    """Return the subschema `part` of a schema as a schema of its own, in which references still resolve."""
     return {**_moved(part), "$defs": {"whole": _moved(schema)}} if '"$ref"' in json.dumps(part) else part
 
 

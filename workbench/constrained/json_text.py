@@ -1,7 +1,7 @@
-"""Bound what a JSON answer may say without end: the digits of a number, which a model may repeat for ever.
+"""Limit the digits of numbers in a JSON answer, which a model may otherwise repeat for ever.
 
-A digit beyond the most is left out of what may come next, unless the grammar leaves nothing else (an `enum` with a
-longer number) or it is no number of JSON: a string, or text that a grammar has beside its JSON.
+A digit beyond the limit is forbidden, unless the grammar allows nothing else (an `enum` with a longer number) or the
+text is not a JSON number: a string, or text outside of the grammar's JSON.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from workbench.constrained.spelling import BYTES
 
-MAX_DIGITS = 20  # one after another: all of 2^64, and more than a float64 has
+MAX_DIGITS = 20  # consecutive digits: enough for 2^64, and more than a float64 has
 DIGITS = b"0123456789"
 AFTER_DIGITS = DIGITS + b".eE,}] \n\r\t"
 QUOTE, BACKSLASH = b'"\\'
 
 
 class JsonPlace(NamedTuple):
-    """The place in a JSON text: within a string or not, and how many digits stand before it."""
+    """The position in a JSON text: whether it is within a string, and the number of digits directly before it."""
 
     in_string: bool = False
     is_escaped: bool = False
     digits: int = 0
 
     def after(self, symbols: Iterable[int]) -> JsonPlace:
-        """Return the place after `symbols`; a control token stands outside of strings."""
+        """Return the position after `symbols`; a control token is outside of strings."""
         in_string, is_escaped, digits = self
         for symbol in symbols:
             if symbol >= BYTES:
@@ -42,7 +42,9 @@ class JsonPlace(NamedTuple):
 
 
 class DigitMasks:
-    """The tokens of a vocabulary by their first digits; `controls` are control tokens, which have no text."""
+    """The tokens of a vocabulary by the number of digits with which their text begins; `controls` are control tokens,
+    which have no text.
+    """
 
     def __init__(self, token_bytes: Sequence[bytes], controls: Iterable[int]):
         leading = [len(each) - len(each.lstrip(DIGITS)) for each in token_bytes]
@@ -52,7 +54,7 @@ class DigitMasks:
         self._is_other[[*controls]] = False
 
     def ban(self, place: JsonPlace, banned: NDArray[np.bool_]) -> None:
-        """Forbid, in a row of a grammar's mask, tokens that give a number at `place` more digits than the most."""
+        """Forbid, in a row of a grammar's mask, tokens that extend a number at `place` beyond MAX_DIGITS digits."""
         if place.in_string or place.digits + self._most <= MAX_DIGITS or not place.digits:
             return
         allowed = ~banned[: len(self._leading)]

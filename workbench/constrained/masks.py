@@ -1,4 +1,6 @@
-"""Compute the masks of a step, and what tokens wait for, in a thread of its own beside the model's forward pass."""
+"""Compute the masks of a step, and continue the searches of tokens that wait, in a separate thread during the forward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,26 @@ from workbench.constrained.closing import NodeBudget
 from workbench.constrained.constraint import Constraint
 from workbench.errors import describe_error
 
-# States that searches for ends may look at in a step, about 25 us each: all searches together after the forward pass,
-# where they are in the way of the next step, and beside it.
+# States that all completion searches of a step may visit, about 25 us each: after the forward pass, where they
+# delay the next step, and during it.
 MAX_NODES_OF_SAMPLING = 60
 MAX_NODES_BESIDE_FORWARD = 240
 
-Masks = dict[Constraint, "NDArray[np.bool_] | str"]  # or why there is none
+Masks = dict[Constraint, "NDArray[np.bool_] | str"]  # or the error
 Draft = tuple[int, ...]
 
 
 class MaskWorker:
-    """A thread for the masks of one step at a time: `start` before the forward pass, `take` after it."""
+    """A thread that computes the masks of one step at a time: `start` before the forward pass, `take` after it."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._job: Future[Masks] | None = None
         self._drafts: dict[Constraint, Draft] = {}
-        self.seconds = 0.0  # of the last job, in its thread
+        self.seconds = 0.0  # seconds of the last job, in its thread
 
     def start(self, drafts: Sequence[tuple[Constraint, Draft]]) -> None:
-        """Start on the rows of each constraint and its draft; none may be advanced before `take`."""
+        """Start to compute the mask of each constraint with its draft; do not advance a constraint before `take`."""
         self.wait()
         self._job, self._drafts = None, dict(drafts)
         if drafts:
@@ -41,19 +43,21 @@ class MaskWorker:
             self._job = self._pool.submit(self._compute, drafts)
 
     def wait(self) -> None:
-        """Wait for the work of a step that was interrupted, if there is any."""
+        """Wait for the remaining work of an interrupted step, if any."""
         if self._job is not None:
             self._job.result()
 
     def take(self, constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
-        """Return the rows [1 + draft token, vocab] of forbidden tokens, or the error that they met."""
+        """Return the mask of a constraint after its draft: forbidden tokens as rows [1 + draft token, vocab], or the
+        error message.
+        """
         computed = {} if self._job is None else self._job.result()
         if constraint in computed and self._drafts[constraint] == draft:
             return computed[constraint]
         return compute_rows(constraint, draft)
 
     def clear(self) -> None:
-        """Forget the rows of the step."""
+        """Drop the masks of the step."""
         self._job, self._drafts = None, {}
 
     def _compute(self, drafts: Sequence[tuple[Constraint, Draft]]) -> Masks:
@@ -72,5 +76,5 @@ class MaskWorker:
 def compute_rows(constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
     try:
         return constraint.banned(draft)
-    except Exception as error:  # ends its own request, no other
+    except Exception as error:  # ends only its own request
         return describe_error(error)

@@ -1,4 +1,4 @@
-"""Return a short text that a regular expression matches, from Python's own parser of expressions."""
+"""Find a short text that a regular expression matches, using Python's own parser of expressions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_LENGTH = 10_000
 
 
 def shortest_match(pattern: str) -> str | None:
-    """Return a short text that `pattern` matches, or None where Python reads the pattern otherwise or not at all.
+    """Return a short text that `pattern` matches, or None if Python parses the pattern differently or not at all.
 
-    It is a hint, no promise: Rust's syntax differs in places.
+    The result is a hint without guarantee: Rust's syntax differs in places.
     """
-    if len(pattern) > MAX_LENGTH:  # Python's parser takes 2 us for a character
+    if len(pattern) > MAX_LENGTH:  # Python's parser takes 2 us per character
         return None
     try:
         return _text(sre_parse.parse(pattern))
@@ -56,7 +56,7 @@ def _text(parsed: Any) -> str:
 
 
 def _member(items: Any) -> str:
-    """Return a character of a class."""
+    """Return a member of a character class."""
     if items[0][0] is not kinds.NEGATE:
         kind, value = items[0]
         if kind is kinds.LITERAL:
@@ -74,4 +74,4 @@ def _holds(item: Any, character: str) -> bool:
         return ord(character) == value
     if kind is kinds.RANGE:
         return value[0] <= ord(character) <= value[1]
-    return True  # a class within a negated one: try another character
+    return True  # a class within a negated class: try another character

@@ -20,14 +20,14 @@ class Speller:
         self._alone = {each for each in range(BYTES) if bytes([each]) in tokens}.union(controls)
 
     def without(self, token_ids: Iterable[int]) -> Speller:
-        """Return a speller that does not use these tokens."""
+        """Return a speller that does not use the given tokens."""
         left = set(token_ids)
         if left.isdisjoint(self.tokens.values()):
             return self
         return Speller({each: id for each, id in self.tokens.items() if id not in left}, self.controls)
 
     def has_each(self, symbols: Sequence[int]) -> bool:
-        """Return whether each symbol is a token by itself: `symbols` are then no more tokens than symbols."""
+        """Return whether each symbol has a token of its own, so that `symbols` need at most one token per symbol."""
         return self._alone.issuperset(symbols)
 
     def spell(self, symbols: Sequence[int]) -> tuple[int, ...] | None:
@@ -44,9 +44,11 @@ class Speller:
 
 
 class Spelling:
-    """The fewest tokens of symbols that change at their beginning: what is known of an unchanged rest is kept.
+    """A count of the fewest tokens that spell a sequence of symbols. When symbols are added or removed at its
+    beginning, results for the rest are reused.
 
-    `best[n]` is (tokens, the first of them, its symbols) of the last n symbols; tokens is -1 where none spell them.
+    `best[n]` is (number of tokens, the first token, its number of symbols) for the last n symbols; -1 tokens if none
+    spell them.
     """
 
     def __init__(self, speller: Speller):
@@ -55,22 +57,24 @@ class Spelling:
         self.best: list[tuple[int, int, int]] = [(0, -1, 0)]
 
     def count(self, symbols: Sequence[int]) -> int | None:
-        """Return the number of tokens; None if no tokens spell `symbols`."""
+        """Return the smallest number of tokens that spell `symbols`; None if no tokens do."""
         self._extend(tuple(symbols))
         count = self.best[len(symbols)][0]
         return None if count < 0 else count
 
     def first(self, symbols: Sequence[int]) -> int | None:
-        """Return the first of the fewest tokens; None if there are no symbols, or no tokens spell them."""
+        """Return the first of the fewest tokens that spell `symbols`; None if there are no symbols, or no tokens spell
+        them.
+        """
         self._extend(tuple(symbols))
         token = self.best[len(symbols)][1]
         return None if token < 0 else token
 
     def _extend(self, symbols: tuple[int, ...]) -> None:
-        """Drop what belongs to symbols that have gone, and add the new ones, from the end."""
+        """Drop the entries of removed symbols, and add the new symbols, from the end."""
         count = len(symbols)
         same, most = 0, min(count, len(self._symbols))
-        while same < most:  # the length of the common end, by halves
+        while same < most:  # the length of the common suffix, by bisection
             middle = (same + most + 1) // 2
             if symbols[count - middle :] == self._symbols[len(self._symbols) - middle :]:
                 same = middle

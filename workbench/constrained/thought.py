@@ -1,4 +1,4 @@
-"""Follow a thought before an answer: whether it is open, how many tokens it has, and when it must close.
+"""Track a thought before an answer: whether it is open, its number of tokens, and when it must close.
 
 before --opening--> open --closing--> after
    \\-------- any other token --------/^
@@ -26,7 +26,7 @@ SENTENCE_ENDS = (b".", b"!", b"?", b"\n")
 
 @dataclass(frozen=True)
 class ThoughtState:
-    """The state of a request's thought after some of its tokens; `after` returns the next."""
+    """The state of a request's thought after some of its tokens; `after(token)` returns the state after one more."""
 
     opening: int
     closing: int
@@ -34,7 +34,7 @@ class ThoughtState:
     soft_tokens: int
     ends_sentence: Callable[[int], bool] = field(repr=False, compare=False)
     phase: Literal["before", "open", "after"] = "before"
-    tokens: int = 0  # between the two control tokens
+    tokens: int = 0  # tokens between the two control tokens
     must_close: bool = False
 
     @classmethod
@@ -73,16 +73,16 @@ class ThoughtState:
 
 
 class ThoughtThenAnswer(Constraint):
-    """A thought within its budget, then an answer."""
+    """A constraint on a thought within its token budget, then on the answer after it."""
 
     def __init__(self, thought: ThoughtState, answer: Constraint, room: int, not_in_thought: NDArray[np.bool_]):
-        """Begin with a thought that may be open.
+        """Start in the state `thought`, which may be open.
 
         Args:
-            thought: its state.
-            answer: what constrains the answer.
-            room: tokens of both together.
-            not_in_thought: [vocab], tokens that are no text.
+            thought: the state of the thought.
+            answer: the constraint of the answer.
+            room: maximum tokens of thought and answer together.
+            not_in_thought: [vocab], tokens that are not text.
         """
         self.thought, self.answer, self.left = thought, answer, room
         self._not_in_thought = not_in_thought
@@ -136,7 +136,7 @@ class ThoughtThenAnswer(Constraint):
         return thought.phase == "before" and thought.budget > 0 and token == thought.opening
 
     def _open_row(self, thought: ThoughtState) -> NDArray[np.bool_]:
-        """Return the tokens that must not come next in an open thought: [vocab]."""
+        """Return the forbidden next tokens in an open thought: [vocab]."""
         if not thought.must_close:
             return self._not_in_thought
         row = np.ones_like(self._not_in_thought)
@@ -145,8 +145,10 @@ class ThoughtThenAnswer(Constraint):
 
 
 def with_own_thought(request: Request, tokenizer: Tokenizer | None) -> Request:
-    """Return a request whose grammar begins behind the thought that its prompt opens, if it opens one: a template may
-    (QwQ's, DeepSeek-R1's), where nothing is asked of thoughts. It has what the answer leaves of max_tokens."""
+    """Return the request, changed if its prompt opens a thought: its grammar then begins after the thought. Some
+    templates (QwQ's, DeepSeek-R1's) open a thought even if the request has no settings for it. The thought's budget is
+    the part of max_tokens that the answer does not need.
+    """
     sampling = request.sampling
     if tokenizer is None or sampling.response_format is None or sampling.thinking is not None:
         return request
@@ -162,11 +164,11 @@ def with_own_thought(request: Request, tokenizer: Tokenizer | None) -> Request:
 
 
 def thinking_budget(request: Request, max_model_len: int, least_answer: int = 1) -> int:
-    """Return the tokens that a thought may have: its budget, less where the answer would lose its room.
+    """Return the maximum number of tokens of a thought: its budget, reduced if the answer would not fit.
 
     Args:
         request: the request.
-        max_model_len: tokens of prompt and output together.
+        max_model_len: maximum tokens of prompt and output together.
         least_answer: tokens that the answer needs.
     """
     sampling = request.sampling
@@ -183,5 +185,5 @@ def _token_id(tokenizer: Tokenizer | None, name: str, settings: Thinking) -> int
     ids = [] if tokenizer is None else tokenizer.encode(name, special=True)
     if len(ids) != 1:
         names = ", ".join(tokenizer.special_token_ids) if tokenizer is not None else "none: the model has no tokenizer"
-        raise WorkbenchError(f"thinking: {name!r} is no single token of this model; its control tokens are {names}")
+        raise WorkbenchError(f"thinking: {name!r} is not a single token of this model; its control tokens are {names}")
     return ids[0]

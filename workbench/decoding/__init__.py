@@ -1,1 +1,1 @@
-"""Methods of decoding: how rows of logits become tokens where the sampler alone does not decide it."""
+"""Decoding methods that need more than a sampler: beams, pairs of streams, user-defined searches."""

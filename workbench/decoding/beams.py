@@ -1,4 +1,4 @@
-"""Search with beams: every beam is a sequence, and shares pages with the others.
+"""Run beam search: every beam is a sequence that shares pages with the other beams.
 
     beams   | prompt ......... | a b c |      a step computes all of them; `advance` chooses the continuations;
             | (shared pages)   | a b d |      a beam that continues another forks it: the last partial page is
@@ -22,8 +22,9 @@ from workbench.sampling.samplers import SampledToken, describe_bad_logits
 
 @dataclass(frozen=True)
 class BeamHypothesis:
-    """A finished text: its tokens (end token included), their log-probabilities, and the sum / length **
-    length_penalty."""
+    """A finished text of a beam search: its tokens (end token included), their log-probabilities, and its score: the
+    sum of log-probabilities / length ** length_penalty.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -33,7 +34,7 @@ class BeamHypothesis:
 
 @dataclass(frozen=True)
 class Beam:
-    """A text in progress with its log-probabilities."""
+    """An unfinished text of a beam search: its sequence and log-probabilities."""
 
     sequence: Sequence
     logprob: float
@@ -41,7 +42,7 @@ class Beam:
 
 
 class Beams:
-    """One search: its beams and finished texts."""
+    """One beam search: its unfinished texts (beams) and its finished texts."""
 
     hidden: tuple[Sequence, ...] = ()
     layers: tuple[int, ...] = ()
@@ -53,17 +54,15 @@ class Beams:
         self.num_beams, self.num_returned = sampling.beams, sampling.n
         self.end_token_ids, self.max_tokens = end_token_ids, max_tokens
         self.length_penalty, self.early_stopping = sampling.length_penalty, sampling.early_stopping
-        # At first all texts are the same: only one of them may go on.
+        # At first all texts are equal, so only one is continued.
         self.beams = [Beam(sequence, 0.0 if number == 0 else -torch.inf) for number, sequence in enumerate(sequences)]
         self.hypotheses: list[BeamHypothesis] = []
-        self.token_times: list[tuple[float, int]] = []  # time and step of the tokens at each output position
-        self._candidates: dict[str, list[tuple[int, float]]] = {}  # next tokens of each beam, with log-probabilities
+        self.token_times: list[tuple[float, int]] = []  # (time, step) of the tokens at each output position
+        self._candidates: dict[str, list[tuple[int, float]]] = {}  # candidates of each beam
 
     @property
     def is_ready(self) -> bool:
-        return len(self._candidates) == self.num_beams and all(
-            beam.sequence.num_new_tokens == 0 for beam in self.beams
-        )
+        return len(self._candidates) == self.num_beams and all(beam.sequence.num_new_tokens == 0 for beam in self.beams)
 
     def add(self, sequence: Sequence, row: NextRow) -> str:
         if wrong := bad_logits(row.logits):
@@ -76,13 +75,13 @@ class Beams:
         return ""
 
     def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:
-        """Continue the best texts, as many as there are beams; or end with the results."""
+        """Continue the best texts, one per beam, or end the search and return its results."""
         self.token_times.append((now, step))
         going = self._continuations(len(self.token_times))
         self._candidates = {}
         if not going or not self._may_improve(going[0][0].logprob, len(self.token_times)):
             return self._results()
-        while len(going) < self.num_beams:  # a vocabulary smaller than the beams: texts that cannot be chosen fill up
+        while len(going) < self.num_beams:  # fewer tokens than beams: fill up
             beam, token = going[0]
             going.append((replace(beam, logprob=-torch.inf), token))
         sequences = fork(self.sequences, [(beam.sequence, token) for beam, token in going])
@@ -90,7 +89,7 @@ class Beams:
         return []
 
     def _continuations(self, length: int) -> list[tuple[Beam, int]]:
-        """Return the best (beam, next token) of all texts, best first, and keep the texts that end."""
+        """Return the best (beam, next token) pairs, best first, and store the texts that end."""
         candidates = [
             (-(beam.logprob + logprob), number, token, logprob)
             for number, beam in enumerate(self.beams)
@@ -142,7 +141,7 @@ class Beams:
 
 
 def bad_logits(logits: Tensor) -> str:
-    """Return what is wrong with a row of logits [vocab], or an empty string."""
+    """Describe the fault of a row of logits [vocab]; return an empty string for a valid one."""
     largest = float(logits.max())
     return "" if abs(largest) < torch.inf else f"the model's logits {describe_bad_logits(largest)}"
 

@@ -1,4 +1,4 @@
-"""Decode the rows of a step: the sampler chooses tokens, or the method of decoding that a request has."""
+"""Decode the rows of a step by the sampler, or by a request's decoding method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workbench.scheduler.plan import Span, StepPlan
 
 
 class Decodings:
-    """The methods under way, by the id of each of their sequences; plain sequences have none."""
+    """The active decoding methods by sequence id; a sequence that the sampler decodes alone has none."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Decoding] = {}
@@ -43,12 +43,14 @@ class Decodings:
         self._methods.pop(sequence.request_id, None)
 
     def visible(self, sequence: Sequence) -> Many[Sequence]:
-        """Return the visible sequences of its method; without one the sequence itself."""
+        """Return the sequences that clients see of the sequence's decoding method; without a method, the sequence
+        itself.
+        """
         method = self.of(sequence)
         return [sequence] if method is None else method.sequences
 
     def hidden(self, sequence: Sequence) -> Many[Sequence]:
-        """Return the hidden sequences of its method."""
+        """Return the sequences that clients do not see of the sequence's decoding method."""
         method = self.of(sequence)
         return () if method is None else method.hidden
 
@@ -57,7 +59,7 @@ class Decodings:
         return method is not None and any(each.request_id == request_id for each in method.hidden)
 
     def ready(self, plan: StepPlan) -> list[Decoding]:
-        """Return the methods that can advance after `plan`, each once."""
+        """Return the decoding methods that can advance after `plan`, each once."""
         if not self._methods:
             return []
         methods = (self.of(span.sequence) for span in plan.spans)
@@ -65,7 +67,7 @@ class Decodings:
 
 
 class Decoder:
-    """The sampler of all requests, and the methods of those that have one."""
+    """The sampler of all requests, and the decoding methods of some."""
 
     def __init__(self, sampler: Sampler, early_logits: EarlyLogits, vocab_size: int):
         self.sampler, self.early_logits = sampler, early_logits
@@ -73,14 +75,16 @@ class Decoder:
         self._vocab_size = vocab_size
 
     def add(self, sequence: Sequence) -> None:
-        """Build the sampling state of a request; WorkbenchError for one that cannot be."""
+        """Build the sampling state of a request; WorkbenchError if it is invalid."""
         self.sampler.add(sequence)
         self.early_logits.check(self.sampler.combiners_of(sequence.request_id))
 
     def add_search(
         self, sampling: SamplingParameters, sequences: list[Sequence], end_token_ids: set[int], max_tokens: int
     ) -> None:
-        """Search with `sequences` as beams of one request; WorkbenchError where its own part cannot."""
+        """Start a search whose branches or beams are `sequences`, all of one request; WorkbenchError if its
+        user-defined part is invalid.
+        """
         if (part := sampling.search) is None:
             self.methods.add(Beams(sampling, sequences, end_token_ids, max_tokens))
             return
@@ -95,8 +99,9 @@ class Decoder:
         self.methods.remove(sequence)
 
     def prepare(self, plan: StepPlan) -> StepPlan:
-        """Start on the masks of a step, beside its forward pass; return its plan with the layers whose states are
-        wanted."""
+        """Start computing the masks of a step, in parallel with its forward pass; return its plan with the layers that
+        filters or methods read.
+        """
         sampled = [span for span in plan.spans if span.needs_sample]
         self.sampler.start_masks((span.sequence, tuple(span.draft_token_ids)) for span in sampled)
         layers: set[int] = set()
@@ -108,7 +113,7 @@ class Decoder:
         return replace(plan, layers=tuple(sorted(layers))) if layers else plan
 
     def needs_only_largest(self, plan: StepPlan) -> bool:
-        """Return whether all rows of the step's logits are for greedy requests that ask for nothing else of them."""
+        """Return whether all rows of the step belong to greedy requests that only need the largest logit."""
         return all(
             span.requested_logits is None
             and self.methods.of(span.sequence) is None
@@ -120,17 +125,17 @@ class Decoder:
     def decode(self, plan: StepPlan, logits: Tensor, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
         """Choose tokens from a step's logits.
 
-        Sequences with a method of decoding get no tokens here: the method keeps their rows, and advances them together
-        after the step. A bad row fails at once.
+        Sequences with a decoding method get no tokens here: the method stores their rows and advances them together
+        after the step. An invalid row fails at once.
 
         Args:
             plan: the computed plan.
-            logits: [sample, vocab], its rows, with the states of its layers as further columns.
+            logits: its rows [sample, vocab], with the states of its layers as further columns.
             drafts: drafts by request id.
 
         Returns:
-            by request id, the accepted draft tokens and one token after them; none where a token has to wait, and its
-            span is to be computed once more.
+            by request id, the accepted draft tokens and one token after them; empty if a token has to wait and its span
+            must be computed again.
         """
         choices: dict[str, list[SampledToken]] = {}
         rows, sequences, checked = [], [], []
@@ -141,7 +146,7 @@ class Decoder:
         row = 0
         for span in plan.spans:
             sequence, span_rows = span.sequence, range(row, row := row + span.num_logits)
-            if span.requested_logits is not None:  # the span has rows of a prompt
+            if span.requested_logits is not None:  # the span has scored prompt rows
                 span_rows, wrong = self._score_prompt(span, logits, span_rows)
                 if wrong:
                     choices[sequence.request_id] = [failed_token(wrong)]
@@ -169,8 +174,7 @@ class Decoder:
         return choices
 
     def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
-        """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an
-        error."""
+        """Store the log-probabilities from a prompt's span; return the remaining rows to sample from, and an error."""
         logprobs, scored = span.sequence.prompt_logprobs, rows[: len(rows) - span.needs_sample]
         assert logprobs is not None
         try:

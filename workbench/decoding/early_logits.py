@@ -1,4 +1,6 @@
-"""Give filters the logits of early layers that they combine: from the states beside a step's logits, or a refusal."""
+"""Compute the logits of early layers, which combiners need, from the hidden states of a step; refuse them if they are
+not available.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from workbench.sampling.combiners import NamedCombiner
 
 @dataclass(frozen=True)
 class EarlyLogits:
-    """The early layers of a model of `num_layers`.
+    """Logits of the early layers of a model with `num_layers` layers.
 
-    `compute_logits` returns logits [row, vocab] of states [row, hidden]; `problem` says why there are none here; None
-    where there are.
+    `compute_logits` maps states [row, hidden] to logits [row, vocab]; `problem` is the reason why early logits are not
+    available, or None.
     """
 
     num_layers: int
@@ -25,7 +27,7 @@ class EarlyLogits:
     problem: str | None
 
     def check(self, combiners: Iterable[NamedCombiner]) -> None:
-        """Refuse layers which there are not, or not here (WorkbenchError)."""
+        """Raise WorkbenchError for unknown layers, or if early logits are not available."""
         for combiner in combiners:
             if combiner.layers and self.problem:
                 raise WorkbenchError(f"filter {combiner.path}: {self.problem}")
@@ -36,12 +38,13 @@ class EarlyLogits:
                 )
 
     def of_rows(self, combiners: Many[NamedCombiner], states: Mapping[int, Tensor], rows: range) -> dict[int, Tensor]:
-        """Return by layer the logits [row, vocab] that one sequence's filters combine; it is computed alone.
+        """Return the early logits [row, vocab] that one sequence's combiners need, by layer. They are computed apart
+        from those of other sequences.
 
         Args:
-            combiners: its filters that combine other logits.
-            states: by layer, the states [sample, hidden] of the step's rows; none where no filter needs them.
-            rows: those of the sequence.
+            combiners: the sequence's combiners.
+            states: by layer, the states [sample, hidden] of the step's rows; empty if no filter needs them.
+            rows: the range of the sequence's rows.
         """
         layers = {layer for each in combiners for layer in each.layers} & states.keys()
         return {layer: self.compute_logits(states[layer][rows.start : rows.stop]) for layer in sorted(layers)}

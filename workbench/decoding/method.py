@@ -1,10 +1,11 @@
-"""Turn rows of logits into tokens where the sampler alone does not: a method of decoding is a value beside sequences.
+"""Define decoding methods: objects that choose tokens for a group of sequences from all their rows of logits.
 
     (none)    each sequence alone: the sampler chooses from its rows
-    Pair      a sequence and one with another prompt: one token for both, from both rows
-    Beams     the best continuations of all texts go on; a search of a user's own is one
+    Pair      a sequence and its second stream (another prompt): one token for both, from both rows
+    Beams     the best continuations of all texts; also user-defined searches
 
-The sequences of a method wait for each other. It keeps a row of each, and once it has all it advances them together.
+The sequences of a method wait for each other. The method stores a row of each, and advances them together once it has
+all rows.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from torch import Tensor
 from workbench.request import Sequence
 from workbench.sampling.samplers import SampledToken
 
-# Continues sequences of one group by (sequence, next token), and returns those that hold the texts, in this order.
+# Continues the sequences of a group by (sequence, next token) pairs; returns the sequences of the results in this
+# order.
 Fork = Callable[[list[Sequence], list[tuple[Sequence, int]]], list[Sequence]]
 
 
 class NextRow(NamedTuple):
-    """Hold what a step computed after the text of one sequence."""
+    """The results of a step for the last token of one sequence, from which its next token is chosen."""
 
     logits: Tensor  # [vocab]
-    states: Mapping[int, Tensor]  # [hidden], by layer: those after the layers that were asked for
-    early: Mapping[int, Tensor]  # [1, vocab], by layer: logits of early layers, which filters combine
+    states: Mapping[int, Tensor]  # hidden states [hidden] by layer, for the requested layers
+    early: Mapping[int, Tensor]  # logits of early layers [1, vocab] by layer, for combiners
 
 
 class TimedToken(NamedTuple):
@@ -39,51 +41,57 @@ class TimedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Advance:
-    """The next tokens of a sequence, or with `is_whole` all of its output and its end."""
+    """The next tokens of a sequence, or with `is_whole` its complete output."""
 
     sequence: Sequence
     tokens: Many[TimedToken]
     is_whole: bool = False
     score: float | None = None
-    not_chosen: str = ""  # why a whole output is not returned
+    not_chosen: str = ""  # why a complete output is not returned
 
 
 class Decoding(Protocol):
-    """A method of decoding, of some sequences of one request."""
+    """A decoding method for some sequences of one request."""
 
     @property
     def sequences(self) -> Many[Sequence]:
-        """Return the sequences that clients see: one that fails ends all of them."""
+        """Return the sequences that clients see; if one of them fails, all end."""
         ...
 
     @property
     def hidden(self) -> Many[Sequence]:
-        """Return the sequences that no event speaks of. They get the tokens of the first, and end with it."""
+        """Return the sequences that clients do not see. They have no events, get the tokens of the first sequence, and
+        end with it.
+        """
         ...
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Return the layers after which it wants the states of its rows."""
+        """Return the layers with hidden states that the method reads."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Return whether there is a row for each sequence, and each has computed all that it knows."""
+        """Return whether all sequences are ready to advance: each has a row of results and has computed all its known
+        tokens.
+        """
         ...
 
     def add(self, sequence: Sequence, row: NextRow) -> str:
-        """Keep the row after the text of one of the sequences; return what is wrong with it, or an empty string."""
+        """Store the row of results after the text of one sequence; return what is wrong with the row, or an empty
+        string.
+        """
         ...
 
     def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:
-        """Choose how the sequences go on.
+        """Choose the next tokens of the sequences.
 
         Args:
             step: the number of the step.
             now: seconds, on the runner's clock.
-            fork: continues the sequences where they share pages.
+            fork: continues sequences that share pages.
 
         Raises:
-            WorkbenchError: a part of the user's own fails.
+            WorkbenchError: a user-defined part fails.
         """
         ...

@@ -1,10 +1,10 @@
-"""Pair a sequence with its second stream: another prompt, followed by the tokens that are sampled for the first.
+"""Pair a sequence with its second stream: another prompt, followed by the tokens sampled for the first stream.
 
     first   | its own prompt ......... | a b c |      both are sequences of the scheduler, admitted and preempted
     second  | second_prompt ... | a b c |             together; when both have logits, one token is sampled for both
 
-The second stream has pages of its own, found in the prefix cache where others computed them. It ends with the first,
-and no event speaks of it.
+The second stream has its own pages, some of them from the prefix cache. It ends with the first stream and has no
+events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN_ALONE = {  # what the sampled tokens of the first decide
 
 
 class Pair:
-    """A sequence and its second stream, with the row that each had last, until a token is sampled for both."""
+    """A sequence and its second stream, with the last row of each until a token is sampled for both."""
 
     layers: tuple[int, ...] = ()
 
@@ -49,7 +49,7 @@ class Pair:
         return ""
 
     def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:
-        """Sample a token from the rows of both, combined."""
+        """Sample one token for both streams from their combined rows."""
         (first,), (second,) = self.sequences, self.hidden
         row, beside = self._rows.pop(first.request_id), self._rows.pop(second.request_id)
         others = {first.request_id: OtherLogits(row.early, beside.logits[None])}
@@ -58,10 +58,10 @@ class Pair:
 
 
 def second_request(request: Request, combiners: Many[NamedCombiner]) -> Request | None:
-    """Return the request of a second stream, if one of the filters wants it.
+    """Return the request of a second stream, if one of the filters in `combiners` needs one; else None.
 
     Raises:
-        WorkbenchError: two filters want one, or the part that names its prompt fails.
+        WorkbenchError: two filters want a second stream, or the part that returns its prompt fails.
     """
     wanting = [combiner for combiner in combiners if combiner.has_second_stream]
     if not wanting:

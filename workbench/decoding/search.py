@@ -1,10 +1,10 @@
-"""Search over branches by a part of the user's own: some texts advance together, and it says how they go on.
+"""Run a user-defined search over branches: several texts advance together, and the search chooses how they continue.
 
     branches   | prompt | a b c |      a step computes all of them; the search names the best text so far,
                |        | a b d |      and for each branch which one it continues, with which token
                |        | a b e |
 
-It sees the model's logits after each branch and the states of its tokens after the last layer.
+It sees the model's logits after each branch and the hidden states of its tokens after the last layer.
 """
 
 from __future__ import annotations
@@ -27,32 +27,36 @@ from workbench.request import CustomPart, SamplingParameters, Sequence
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A text of a search: its output with the model's log-probability of each token, the states after the last layer
-    [1 + token, hidden] of the prompt's last token and of the output, and the logits [vocab] of the next token."""
+    """One text of a search: its output tokens with the model's log-probability of each, the hidden states after the
+    last layer, [1 + token, hidden], of the prompt's last token and of the output, and the logits [vocab] of the next
+    token.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     states: Tensor
     logits: Tensor
-    is_ended: bool = False  # its last token ends the text: what continues it is no part of an answer
+    is_ended: bool = False  # its last token ends the text: continuations are not part of an answer
 
 
 class Search(Protocol):
-    """`advance` returns the number of the best branch, and (branch, next token) for as many as there are.
+    """The interface of a user-defined search. `advance` returns the index of the best branch, and a (branch, next
+    token) pair for each branch to continue.
 
-    The search ends with the best branch where that has all its tokens, or an end token as its last. At first all
-    branches are the prompt alone."""
+    The search ends with the best branch when that has reached its token limit, or an end token. At first all branches
+    consist of the prompt only.
+    """
 
     def advance(self, branches: Many[Branch], /) -> tuple[int, Many[tuple[int, int]]]: ...
 
 
 def load_search(part: CustomPart) -> Search:
-    """Build the search that `part` names; WorkbenchError if it cannot be one."""
+    """Build the search that `part` names; WorkbenchError if it is not a search."""
     return load_verbs(part, "search", {"advance": "(branches)"})
 
 
 def advance_search(search: Search, branches: Many[Branch], name: str) -> tuple[int, list[tuple[int, int]]]:
-    """Advance `search`. WorkbenchError, naming it, where it fails or names what there is not."""
+    """Advance `search`; WorkbenchError, naming it, if it fails or returns an unknown branch or token."""
     try:
         returned = search.advance(branches)
     except Exception as error:
@@ -71,8 +75,9 @@ def advance_search(search: Search, branches: Many[Branch], name: str) -> tuple[i
 
 
 class CustomSearch(Beams):
-    """Beams whose continuations a part of the user's own chooses. Its one text comes at the end, as those of beams
-    do."""
+    """Beams whose continuations a user-defined search chooses. The only text is emitted at the end, as with beam
+    search.
+    """
 
     def __init__(
         self, search: Search, num_layers: int, sampling: SamplingParameters, sequences: Iterable[Sequence],
@@ -82,28 +87,26 @@ class CustomSearch(Beams):
         assert sampling.search is not None
         self.layers = (num_layers,)
         self._search, self._name = search, sampling.search.path
-        self._before: dict[str, Branch] = {}  # text of each sequence, by its id, before its last token
-        self._branches: dict[str, Branch] = {}  # the same with the last token
+        self._before: dict[str, Branch] = {}  # branch of each sequence, by id, before its last token
+        self._branches: dict[str, Branch] = {}  # branch of each sequence with its last token
 
     @property
     def is_ready(self) -> bool:
-        return len(self._branches) == self.num_beams and not any(
-            beam.sequence.num_new_tokens for beam in self.beams
-        )
+        return len(self._branches) == self.num_beams and not any(beam.sequence.num_new_tokens for beam in self.beams)
 
     def add(self, sequence: Sequence, row: NextRow) -> str:
         if wrong := bad_logits(row.logits):
             return wrong
         state = row.states.get(self.layers[0])
         if state is None:
-            return f"search {self._name}: needs the states after the last layer, which the step's program has not"
+            return f"search {self._name}: needs states after the last layer, which the step's program does not return"
         before = self._before.get(sequence.request_id, Branch((), (), state[None][:0], row.logits))
         states = torch.cat([before.states, state[None]])
         self._branches[sequence.request_id] = replace(before, states=states, logits=row.logits.clone())
         return ""
 
     def advance(self, step: int, now: float, fork: Fork) -> list[Advance]:
-        """Continue the branches as the search says; or end with its text."""
+        """Continue the branches as the search chooses, or end with the text of its best branch."""
         self.token_times.append((now, step))
         branches = [self._branches[beam.sequence.request_id] for beam in self.beams]
         self._branches = {}
@@ -120,7 +123,7 @@ class CustomSearch(Beams):
 
 
 def _longer(branch: Branch, token: int, is_ended: bool) -> Branch:
-    """Return the branch with one more token; the state and logits behind it come with the next step."""
+    """Return the branch with one more token; its state and logits are added by the next step."""
     logprob = float(branch.logits.double().log_softmax(-1)[token])
     ids, logprobs = (*branch.token_ids, token), (*branch.logprobs, logprob)
     return Branch(ids, logprobs, branch.states, branch.logits, branch.is_ended or is_ended)

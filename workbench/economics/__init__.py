@@ -1,2 +1,2 @@
-"""Costs of serving: prices, bills, prompt caches, routing and their reports. It may not import torch, the engine or
-measurements."""
+"""Compute costs of serving: prices, bills, prompt caches, routing and their reports. This package may not import torch,
+the engine or measurements."""

@@ -1,6 +1,6 @@
-"""The bill of a workload, without a prompt cache and with each TTL on sale.
+"""Compute the bill of a workload, without a prompt cache and with each TTL that the price table sells.
 
-Workloads are a repeated system prompt, a recorded or drawn traffic, and an agent's calls.
+Workloads are a repeated system prompt, recorded or generated traffic, and an agent's calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEM = "system prompt"
 
 
 def even_times(requests: int, seconds: int | Fraction = DAY) -> list[Fraction]:
-    """Return `requests` equally spaced times, the first at second 0, exactly."""
+    """Return `requests` equally spaced times over `seconds`, the first at second 0, as exact fractions."""
     _require_positive(requests)
     gap = Fraction(seconds) / requests
     return [number * gap for number in range(requests)]
@@ -41,14 +41,16 @@ def random_times(requests: int, seconds: int | Fraction = DAY, seed: int = 0) ->
 def system_prompt_calls(
     times: Iterable[Seconds], prompt: int, question: int = 0, output: int = 0
 ) -> Iterator[PromptCall]:
-    """Yield calls with the same `prompt` tokens, then `question` tokens that differ, and `output`."""
+    """Yield calls at `times`: each has the same `prompt` tokens, then its own `question` tokens, and `output`
+    tokens."""
     return (PromptCall(time, ((SYSTEM, prompt),), question, output) for time in times)
 
 
 def traffic_calls(arrivals: Iterable[Arrival], system: int = 0) -> Iterator[PromptCall]:
-    """Yield the calls of a traffic, after a system prompt of `system` tokens.
+    """Yield one call for each arrival of a traffic, after a common system prompt of `system` tokens.
 
-    Full blocks are cacheable, since their names identify their content; other tokens equal no others."""
+    Full blocks of a prompt are cacheable, since their names identify their content; all other prompt tokens are
+    unique."""
     before: tuple[tuple[str, int], ...] = ((SYSTEM, system),) if system else ()
     for arrival in arrivals:
         full = arrival.prompt_tokens // arrival.block_tokens if arrival.blocks else 0
@@ -65,10 +67,10 @@ def agent_loop_calls(
     Args:
         calls: Number of calls.
         start: Tokens before the first call.
-        new: Tokens that each call adds to the whole conversation, which is sent again.
+        new: Tokens that each call adds to the conversation; every call sends the whole conversation again.
         output: Output tokens of the last call, part of `new`.
         seconds: Time between calls.
-        warm: A call with `start` tokens came before, and is yielded first.
+        warm: An earlier call with `start` tokens is yielded first.
     """
     _require_positive(calls)
     pieces: tuple[tuple[int, int], ...] = ((0, start),) if start else ()
@@ -89,7 +91,7 @@ class Bill:
     """Priced usage of many requests. `total` is exact: the sum over requests and the sum over kinds of tokens."""
 
     prices: Prices
-    usages: tuple[Usage, ...]  # a request each, in order
+    usages: tuple[Usage, ...]  # one per request, in order
 
     @classmethod
     def from_usages(cls, prices: Prices, usages: Iterable[Usage]) -> Bill:
@@ -105,7 +107,7 @@ class Bill:
 
     @property
     def cost_by_kind(self) -> dict[str, Fraction]:
-        """Return the cost by kind of tokens, of the kinds used."""
+        """Return the cost by kind of tokens, for the kinds used."""
         return {kind: count * self.prices.token_price(kind) for kind, count in self.usage if count}
 
     @property
@@ -119,7 +121,7 @@ class Bill:
         return sum(1 for usage in self.usages if usage.cache_read)
 
     def saving_against(self, other: Bill) -> Fraction:
-        """Return the saving against `other`; negative where this bill is larger."""
+        """Return the saving against `other`; negative if this bill is larger."""
         return other.total - self.total
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,7 +143,7 @@ ARRIVALS: dict[str, Callable[[int, int | Fraction, int], Sequence[Any]]] = {
 
 @dataclass(frozen=True)
 class CachingPlan:
-    """One way of caching and its bill; without a TTL, no cache."""
+    """One caching plan and its bill; without a TTL, no cache."""
 
     ttl: CacheTTL | None
     renews: bool
@@ -157,7 +159,7 @@ class CachingPlan:
 def price_plans(
     prices: Prices, calls: Sequence[PromptCall], ttls: Sequence[CacheTTL] = CACHE_TTLS
 ) -> list[CachingPlan]:
-    """Price `calls` without a cache and under every TTL of the price table, renewed by hits and not."""
+    """Price `calls` without a cache and under every TTL of the price table, with and without renewal by hits."""
     found = [CachingPlan(None, False, Bill.from_usages(prices, uncached_usage(calls)))]
     for life in ttls:
         if getattr(prices, life.kind) is not None:
@@ -189,6 +191,6 @@ def system_prompt_day(
 
 
 def max_saving(prices: Prices) -> Fraction:
-    """Return the fraction of a prompt's price that caching can save at most: even if every request hits, the prompt is
-    read."""
+    """Return the maximum fraction of a prompt's price that caching can save: even if every request hits, reads cost
+    money."""
     return 1 - prices.token_price("cache_read") / prices.token_price("input")

@@ -1,10 +1,10 @@
-"""Price recorded prompts with breakpoints elsewhere: what would this traffic have cost?
+"""Price recorded prompts as if their cache breakpoints had been placed elsewhere.
 
     prompt        | tools ..... | system ... | turn 0 | turn 1 | turn 2 |
     placement     ^ none        ^            ^        ^        ^ ...
-    the cache     reads the longest entry that ended at a breakpoint, and writes what stands up to the next ones
+    the cache     reads the longest entry that ended at a breakpoint, and writes the tokens up to the next ones
 
-The cache is the vendors' one of `prompt_cache`: whole prefixes that end at breakpoints, each for one TTL.
+The cache is the one that `prompt_cache` models: whole prefixes that end at breakpoints, each for one TTL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workbench.economics.prompt_cache import CACHE_TTLS, CacheTTL, PromptCache, 
 if TYPE_CHECKING:
     from workbench.prompt.assemble import Prompt
 
-MAX_BREAKPOINTS = 4  # of one request, as both vendors have it
+MAX_BREAKPOINTS = 4  # per request, for both vendors
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class TracedPrompt:
 
     Args:
         time: seconds, rising from one prompt to the next.
-        token_ids: of the prompt.
+        token_ids: the prompt's token ids.
         ends: the end of each part in tokens, by name: `tools`, `system`, `turn 0`, ...
-        breakpoints: ends of prefixes that were marked, in tokens.
+        breakpoints: ends of marked prefixes, in tokens.
         output: tokens of the answer.
-        tenant: whose prompts share no cache with others'.
+        tenant: owner of the prompt; tenants share no cache.
     """
 
     time: Seconds
@@ -51,7 +51,7 @@ class TracedPrompt:
         return cls(time, prompt.ids, prompt.part_ends(), tuple(breakpoints), output, tenant)
 
 
-Placement = Callable[[TracedPrompt], Iterable[int]]  # the ends of the prefixes that it marks, in tokens
+Placement = Callable[[TracedPrompt], Iterable[int]]  # returns the ends of the prefixes to mark, in tokens
 
 
 def as_sent(prompt: TracedPrompt) -> Iterable[int]:
@@ -59,7 +59,7 @@ def as_sent(prompt: TracedPrompt) -> Iterable[int]:
 
 
 def after_parts(*names: str) -> Placement:
-    """Return a placement after the parts of these names; `turn -1` is the last, `turn -2` the one before it."""
+    """Return a placement after the named parts; `turn -1` is the last turn, `turn -2` the turn before it."""
 
     def place(prompt: TracedPrompt) -> list[int]:
         turns = sum(name.startswith("turn ") for name in prompt.ends)
@@ -82,7 +82,7 @@ PLACEMENTS: Mapping[str, Placement] = {
 
 @dataclass(frozen=True)
 class PlacementCost:
-    """The tokens and the cost of traffic with breakpoints in one way; without a TTL nothing is cached."""
+    """The tokens and cost of traffic under one placement of breakpoints; without a TTL nothing is cached."""
 
     placement: str
     ttl: CacheTTL | None
@@ -97,14 +97,14 @@ def placement_costs(
     page_size: int = 1,
     ttls: Iterable[CacheTTL] = CACHE_TTLS,
 ) -> list[PlacementCost]:
-    """Return what the traffic would have cost without a cache, and with each placement and TTL; the cheapest first.
+    """Return the cost of the traffic without a cache, and with each placement and TTL, the cheapest first.
 
     Args:
-        prompts: in order of time.
-        prices: of tokens; TTLs without a price are left out.
-        placements: by name; of each prompt the last `MAX_BREAKPOINTS` count.
-        page_size: tokens of a page; breakpoints are rounded down to pages.
-        ttls: of all breakpoints.
+        prompts: recorded prompts, in order of time.
+        prices: price table; TTLs without a price are left out.
+        placements: placements by name; the last `MAX_BREAKPOINTS` breakpoints of a prompt count.
+        page_size: tokens per page; breakpoints are rounded down to pages.
+        ttls: TTLs to try, each for all breakpoints.
 
     Raises:
         WorkbenchError: for prompts that are not in order of time.
@@ -123,7 +123,7 @@ def placement_costs(
 
 
 def _call(prompt: TracedPrompt, marked: Iterable[int], page_size: int) -> PromptCall:
-    """Return the request with a cacheable segment up to each end of a part before its last breakpoint, where earlier
+    """Return the request as cacheable segments up to its last breakpoint, cut at the ends of parts, where earlier
     entries may have ended."""
     length = len(prompt.token_ids)
 

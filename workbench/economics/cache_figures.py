@@ -1,4 +1,4 @@
-"""Figures that claims about prompt caches are checked with, as plain numbers for the rules of the ledger."""
+"""Compute figures about prompt caches, as plain numbers that the rules of the claims ledger check."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CacheFigures = dict[str, Any]
 
 
 def cache_breakeven(prices: Prices | None = None) -> CacheFigures:
-    """Return the break-even points by TTL.
+    """Return the break-even points of caching, by TTL.
 
-    Gives the crossing in requests within one TTL, and the first request and read at which caching is cheaper, by
-    formula and by the simulated cache."""
+    They are the break-even number of requests within one TTL, and the number of the first request and of the first read
+    at which caching is cheaper, by formula and by the simulated cache."""
     prices = prices or load_prices(DEFAULT_TABLE)
     return {life.name: _crossing(prices, life) for life in CACHE_TTLS}
 
@@ -65,9 +65,10 @@ def _crossing(prices: Prices, ttl: CacheTTL) -> CacheFigures:
 def cache_daily(
     prices: Prices | None = None, prompt: int = 2000, requests: int = 1000, window: int = 70, seed: int = 0
 ) -> CacheFigures:
-    """Price a day of a system prompt without a cache and under each plan, with even and with random times.
+    """Return the cost of a day's requests with one system prompt, without a cache and under each caching plan, at even
+    and at random times.
 
-    Also gives the saving if `window` requests fell into one TTL, and their real number."""
+    Also return the saving if `window` requests fell into one TTL, and the average number of requests in a TTL."""
     prices = prices or load_prices(DEFAULT_TABLE)
     rows = []
     for arrivals in ARRIVALS:
@@ -87,7 +88,7 @@ def cache_daily(
     return {
         "rows": rows,
         "uncached": rows[0]["cost"],
-        "most_saved": float(max_saving(prices)),  # as a share, whatever the arrivals
+        "most_saved": float(max_saving(prices)),  # maximum fraction saved, for any arrivals
         "requests_a_window": requests * FIVE_MINUTES.seconds / DAY,
         "share_at_window": float(busy[1].bill.saving_against(busy[0].bill) / busy[0].bill.total),
         "hit_share_at_window": (window - 1) / window,
@@ -97,9 +98,10 @@ def cache_daily(
 def cache_ttl_choice(
     prices: Prices | None = None, requests: int = 20_000, seed: int = 0, a_day: Iterable[int] = (6, 24, 100, 1000, 5000)
 ) -> CacheFigures:
-    """Return the hit rate at which each TTL pays, and the cheapest TTL by requests a day at random times.
+    """Return the break-even hit rate of each TTL, and the cheapest TTL for each number of requests per day at random
+    times.
 
-    Costs of a request are in input prices under each plan, by formula and simulated."""
+    The costs per request of each plan, by formula and simulated, are in units of the price of an input token."""
     prices = prices or load_prices(DEFAULT_TABLE)
     return {
         "hits_a_write_to_pay": {life.name: _number(break_even_hits_per_write(prices, life)) for life in CACHE_TTLS},

@@ -1,4 +1,4 @@
-"""Figures that claims about prices are checked with, as plain numbers for the rules of the ledger."""
+"""Compute figures about prices, as plain numbers that the rules of the claims ledger check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Figures = dict[str, Any]
 
 
 def price_asymmetry(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:
-    """Return the price ratio of an output token to an input token, by table."""
+    """Return for each price table the price of an output token divided by the price of an input token."""
     found = {name: load_prices(name) for name in tables}
     return {name: float(prices.output / prices.input) for name, prices in found.items()}
 
@@ -30,10 +30,11 @@ def router_savings(
     goal: Fraction = Fraction(7, 10),
     cheaper: Iterable[int] = (20, 30),
 ) -> Figures:
-    """Return the savings of routing, by how many times cheaper the small model is.
+    """Return what routing to a smaller model saves, for each price factor in `cheaper`.
 
-    Gives the fraction of the bill that must be simple to save `goal`. Gives the fraction of a traffic's questions if
-    the cheapest are simple. Gives the saving if the cheapest four of five are."""
+    The figures are the fraction of the bill that must go to simple questions to save `goal`, the fraction of questions
+    that this takes if the cheapest questions are simple, and the fraction saved if the cheapest four of five questions
+    are simple."""
     prices = prices or load_prices(DEFAULT_TABLE)
     costs = [prices.cost(Usage(input=each.prompt_tokens, output=each.output_tokens)) for each in arrivals]
     return {
@@ -48,17 +49,18 @@ def router_savings(
 
 
 def exact_cache(arrivals: Iterable[Arrival], prices: Prices | None = None, size: int = 100_000) -> Figures:
-    """Return the hits and savings of a response cache in a traffic with named prompt blocks."""
+    """Return the number of hits and the savings of a response cache in a traffic whose prompts consist of named
+    blocks."""
     found = replay_response_cache(arrivals, prices or load_prices(DEFAULT_TABLE), size)
     rate, share = found.hit_rate, found.saved_fraction
     return {"requests": found.requests, "hits": found.hits, "hit_rate": rate, "saved_share": share}
 
 
 def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:
-    """Compare a prompt of 2,000 tokens with one of 200 and an answer of 500.
+    """Compare a prompt of 2,000 tokens with a prompt of 200 tokens and an answer of 500.
 
-    Returns, by table, the break-even answer length of the first; also with the prompt read from a cache, where there is
-    one."""
+    Returns for each price table the answer length up to which the longer prompt costs less; also with that prompt read
+    from a cache, if the table has a cache price."""
     found = {name: load_prices(name) for name in tables}
     rows = {
         name: {
@@ -78,7 +80,7 @@ def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article
 
 
 def thinking_tokens(prompt: int = 1000, hidden: int = 2000, answer: int = 200, prices: Prices | None = None) -> Figures:
-    """Return an example's bill and context with hidden tokens before the answer, and without."""
+    """Return how much hidden thinking tokens before an answer add to its bill and its context."""
     found = answers.thinking_cost(prices or load_prices(DEFAULT_TABLE), prompt, hidden, answer)
     return {
         "times_the_bill": float(found.cost / found.cost_without),
@@ -90,9 +92,9 @@ def thinking_tokens(prompt: int = 1000, hidden: int = 2000, answer: int = 200, p
 def agent_loop_figures(
     calls: int = 15, start: int = 200_000, new: int = 5_000, output: int = 0, prices: Prices | None = None
 ) -> Figures:
-    """Return the prefilled tokens and the bill of a conversation that is sent again with each call.
+    """Return the prefilled tokens and the bill of a conversation that each call sends again as a whole.
 
-    Gives three cases: no cache, a cache, and a cache that already holds the beginning."""
+    The cases are: no cache, a cache, and a cache that already holds the beginning."""
     prices = prices or load_prices(DEFAULT_TABLE)
     cold, warm = (list(agent_loop_calls(calls, start, new, output, warm=known)) for known in (False, True))
     without, with_ = (

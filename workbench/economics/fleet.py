@@ -1,4 +1,4 @@
-"""As many fleets as many users need: instances, accelerators, keys and values over the network, and money."""
+"""Size fleets for many users: instances, accelerators, KV transfers over the network, and money."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True)
 class Demand:
-    """Requests of `users` users, each of whom sends `requests_a_day`; at the peak `peak` times as many as on average.
+    """Demand of `users` users, each of whom sends `requests_a_day` requests; the peak rate is `peak` times the average.
 
     Raises:
-        WorkbenchError: A number is not above 0, or a peak is below the average.
+        WorkbenchError: If a number is not above 0, or the peak is below the average.
     """
 
     users: int
@@ -35,7 +35,7 @@ class Demand:
 
     @property
     def mean_rate(self) -> float:
-        """Return the requests a second on average."""
+        """Return the average number of requests per second."""
         return self.users * self.requests_a_day / SECONDS_PER_DAY
 
     @property
@@ -44,7 +44,8 @@ class Demand:
 
 
 def fleets_for(found: dict[str, Any], demand: Demand, experiment: Experiment, per_hour: float | None) -> dict[str, Any]:
-    """Return how many such fleets serve `demand` at its peak, what they send each other, and what they cost.
+    """Return the number of fleets like that of `experiment` that serve `demand` at its peak, the bytes of their KV
+    transfers, and their cost.
 
     Args:
         found: The result of `highest_rate`.

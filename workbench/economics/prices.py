@@ -1,5 +1,5 @@
-"""Token usage by kind, price tables as data, and the cost of tokens on a rented machine. Money is exact fractions of a
-currency's unit."""
+"""Define token usage by kind, price tables, and the cost of tokens on a rented machine. Amounts of money are exact
+fractions of a currency unit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ token_counts = attrgetter(*KINDS)
 TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
 DEFAULT_TABLE = "article-a"  # the shipped table with every price that the articles name
-Money = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a currency's unit
-Price = Money  # of a million tokens
+Money = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # in a currency unit
+Price = Money  # per million tokens
 HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens by kind, each counted once: `input` are those neither read from nor written to the cache."""
+    """Tokens by kind, each counted once: `input` tokens are neither read from nor written to the cache."""
 
     input: int = 0
     cache_write_5m: int = 0
@@ -50,7 +50,7 @@ class Usage:
 
     @property
     def prompt(self) -> int:
-        """Return all input tokens, whatever their price."""
+        """Return the number of prompt tokens of all kinds: uncached, read from the cache, and written to it."""
         return self.input + self.written + self.cache_read
 
 
@@ -60,24 +60,25 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
 
 
 class PublishedFigures(Settings):
-    """Published figures of a price table for one workload: `requests` a day with a system prompt of `prompt` tokens."""
+    """Figures that the source of a price table publishes for one workload: `requests` per day with a system prompt of
+    `prompt` tokens."""
 
     prompt: Count
     requests: Count
-    uncached: Price  # a day
-    saved: Price  # a day, by caching
-    share: Price  # of the uncached bill
+    uncached: Price  # cost per day without caching
+    saved: Price  # saving per day by caching
+    share: Price  # saving / uncached bill
     requests_per_ttl: Count
 
 
 class Prices(Settings):
-    """Prices of a million tokens by kind. A table has all three prompt cache prices or none."""
+    """Prices per million tokens by kind. A table has all three prompt cache prices or none."""
 
     name: str
     source: str  # origin of the prices
     date: datetime.date  # day on which the source was read
     currency: str = "USD"
-    example: bool = False  # no vendor has these prices: they are an example for computing
+    example: bool = False  # an example for calculations, not a vendor's prices
     input: Price
     output: Price
     cache_write_5m: Price | None = None
@@ -100,7 +101,7 @@ class Prices(Settings):
             raise explain(error, where, cls) from None
 
     def token_price(self, kind: str) -> Fraction:
-        """Return the price of one token of a kind. Raises WorkbenchError where the table has no such price."""
+        """Return the price of one token of a kind. Raises WorkbenchError if the table has no such price."""
         price = getattr(self, kind) if kind in KINDS else None
         if price is None:
             known = ", ".join(name for name in KINDS if getattr(self, name) is not None)
@@ -127,12 +128,12 @@ def load_prices(name: str | Path) -> Prices:
             known = ", ".join(shipped_tables())
             raise WorkbenchError(
                 f"prices {str(name)!r}: no such table{nearest(str(name), shipped_tables())}; "
-                f"name a YAML file, or: {known}"
+                f"give a YAML file, or one of: {known}"
             )
     try:
         values = read_yaml_file(path)
     except UnreadableText as error:
-        message = f"prices {name}: cannot be read ({error.reason}); name a YAML file with a price table"
+        message = f"prices {name}: cannot be read ({error.reason}); give a YAML file with a price table"
         raise WorkbenchError(message) from None
     if not isinstance(values, dict):
         raise WorkbenchError(f"prices {name}: must be a mapping with name, source, date, input and output")
@@ -144,14 +145,14 @@ def shipped_tables() -> list[str]:
 
 
 def format_money(money: Fraction, digits: int = 4) -> str:
-    """Format an amount for people: rounded once, here, and never used for computing again."""
+    """Format an amount for display, rounded; do not compute with the result."""
     return f"{float(round(money, digits)):,.{digits}f}"
 
 
 def _decimal(value: Fraction) -> Decimal:
     found = Decimal(value.numerator) / Decimal(value.denominator)
     if Fraction(found) != value:
-        raise WorkbenchError(f"a price of {value} has no end as a decimal number; choose a factor with an exact price")
+        raise WorkbenchError(f"a price of {value} is not an exact decimal number; choose a factor with an exact price")
     return found
 
 
@@ -163,14 +164,14 @@ def cost_per_million(price_per_hour: float | Fraction, tokens_per_s: float | Fra
 
 
 def output_input_cost_ratio(prefill_tokens_per_s: float, decode_tokens_per_s: float) -> float:
-    """Return the cost ratio of an output token to an input token on a machine that is paid by time."""
+    """Return the cost of an output token divided by that of an input token, on a machine rented by time."""
     if prefill_tokens_per_s <= 0 or decode_tokens_per_s <= 0:
         raise WorkbenchError(f"{prefill_tokens_per_s} tokens/s in, {decode_tokens_per_s} out: rates must be above 0")
     return prefill_tokens_per_s / decode_tokens_per_s
 
 
 def break_even_tokens_per_s(price_per_hour: float | Fraction, price_per_million: float | Fraction) -> Fraction:
-    """Return the tokens a second at which the machine costs no more than a price per million."""
+    """Return the tokens per second at which a rented machine costs as much per token as `price_per_million`."""
     if price_per_hour < 0 or price_per_million <= 0:
         raise WorkbenchError(f"{price_per_hour} an hour against {price_per_million} a million: give a price above 0")
     return Fraction(price_per_hour) / (HOUR * Fraction(price_per_million)) * MILLION

@@ -1,11 +1,11 @@
-"""A vendor's prompt cache: reads and writes of requests by their times, and its break-even in closed form.
+"""Model a vendor's prompt cache: reads and writes of requests by their times, and break-even in closed form.
 
-An entry is a whole prefix of a prompt. It lives for the paid TTL, counted from its write or, where hits renew it, from
-its last read. An entry written at second 0 for 300 is read before second 300 and not at it.
+An entry is a whole prefix of a prompt. It lives for the paid TTL, counted from its write or, if hits renew it, from its
+last read. An entry written at second 0 for 300 seconds can be read before second 300 but not at it.
 
 In the closed forms `x` is the number of requests within one TTL: the rate times the TTL. With Poisson arrivals a
-request hits with probability 1 - exp(-x) where hits renew the entry (the gap before it is shorter than the TTL). Where
-they do not, the long-run hit rate is x / (1 + x), since x reads follow each write on average.
+request hits with probability 1 - exp(-x) if hits renew the entry (the gap before it is shorter than the TTL).
+Otherwise the long-run hit rate is x / (1 + x), since x reads follow each write on average.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Seconds = float | Fraction
 
 @dataclass(frozen=True, slots=True)
 class CacheTTL:
-    """A TTL of cache entries, and the kind of price that its write has."""
+    """A TTL of cache entries, and the kind of price that writes with it have."""
 
     name: str
     seconds: int
@@ -37,11 +37,11 @@ CACHE_TTLS = (FIVE_MINUTES, ONE_HOUR)
 
 @dataclass(frozen=True, slots=True)
 class PromptCall:
-    """One request: cacheable `segments` of its prompt in order, each a name and its tokens; then `input` tokens of its
-    own, and `output`.
+    """One request: cacheable `segments` of its prompt in order, as (name, tokens); then `input` uncached tokens, and
+    `output` tokens.
 
-    `marked` are the numbers of segments, from 1, that end an entry; every one unless given. Entries of other requests
-    are found at the end of any segment.
+    `marked` are the numbers of segments, from 1, that end an entry; default: all. Entries of other requests are found
+    at the end of any segment.
     """
 
     time: Seconds
@@ -58,13 +58,13 @@ class PromptCall:
 class PromptCache:
     """A prompt cache that serves calls in order of time.
 
-    A call reads the longest entry that is a prefix of it. The segments after that are written; each that is marked is
-    the end of an entry of its own."""
+    A call reads the longest entry that is a prefix of its prompt, and writes the segments after it; each marked
+    segment ends an entry."""
 
     def __init__(self, ttl: CacheTTL, renews: bool = True):
         self.ttl, self.renews = ttl, renews
-        self._names: dict[tuple[int, Hashable], int] = {}  # (the beginning before, a piece) -> the beginning
-        self._ends: dict[int, Seconds] = {}  # when the entry of a beginning ends
+        self._names: dict[tuple[int, Hashable], int] = {}  # (id of a prefix, next segment) -> id of the longer prefix
+        self._ends: dict[int, Seconds] = {}  # id of a prefix -> time at which its entry expires
         self._now: Seconds | None = None
 
     def serve(self, call: PromptCall) -> Usage:
@@ -82,7 +82,7 @@ class PromptCache:
         return Usage(input=call.input, cache_read=read, output=call.output, **{self.ttl.kind: call.cacheable - read})
 
     def _path(self, call: PromptCall) -> list[int]:
-        """Return the ids of the prefixes that the call's segments end."""
+        """Return the ids of the call's prefixes, one per segment end."""
         path, before = [], 0
         for piece, _ in call.segments:
             before = self._names.setdefault((before, piece), len(self._names) + 1)
@@ -91,13 +91,13 @@ class PromptCache:
 
 
 def cached_usage(calls: Iterable[PromptCall], ttl: CacheTTL, renews: bool = True) -> Iterator[Usage]:
-    """Yield the usage of each call with a prompt cache."""
+    """Yield the token usage of each call with a prompt cache."""
     cache = PromptCache(ttl, renews)
     return map(cache.serve, calls)
 
 
 def uncached_usage(calls: Iterable[PromptCall]) -> Iterator[Usage]:
-    """Yield the usage of each call without a prompt cache."""
+    """Yield the token usage of each call without a prompt cache."""
     return (Usage(input=call.cacheable + call.input, output=call.output) for call in calls)
 
 
@@ -106,8 +106,8 @@ class BreakEven:
     """Break-even of caching within one TTL.
 
     `break_even_requests` solves w + (n - 1) r = n p for n: one write and reads of the rest against the plain price.
-    `first_cheaper_request` is the first at which caching is cheaper, `first_cheaper_read` its read. None where it never
-    is."""
+    `first_cheaper_request` is the first request at which caching is cheaper, `first_cheaper_read` the same in reads.
+    None if caching is never cheaper."""
 
     break_even_requests: Fraction | None
     first_cheaper_request: int | None
@@ -120,7 +120,7 @@ class BreakEven:
 def break_even(prices: Prices, ttl: CacheTTL) -> BreakEven:
     plain, write, read = _plain_write_read(prices, ttl)
     if write < plain:
-        return BreakEven(None, 1)  # cheaper from the first, whatever a read costs
+        return BreakEven(None, 1)  # cheaper from the first request on, at any price of reads
     if read >= plain:
         return BreakEven(None, None)
     crossing = (write - read) / (plain - read)
@@ -130,7 +130,7 @@ def break_even(prices: Prices, ttl: CacheTTL) -> BreakEven:
 def break_even_hit_rate(prices: Prices, ttl: CacheTTL) -> Fraction | None:
     """Return the hit rate at which caching costs as much as no cache.
 
-    Below 0 caching always costs less, above 1 never. None where a read costs as much as a write, so that hits save
+    Below 0, caching always costs less; above 1, never. None if a read costs as much as a write, so that hits save
     nothing."""
     plain, write, read = _plain_write_read(prices, ttl)
     return (write - plain) / (write - read) if write > read else None
@@ -139,29 +139,30 @@ def break_even_hit_rate(prices: Prices, ttl: CacheTTL) -> Fraction | None:
 def break_even_hits_per_write(prices: Prices, ttl: CacheTTL) -> Fraction | None:
     """Return the mean number of reads after each write at which caching costs as much as no cache.
 
-    Returns None where a read costs as much as the plain price."""
+    Returns None if a read costs as much as an uncached token."""
     plain, write, read = _plain_write_read(prices, ttl)
     return (write - plain) / (plain - read) if plain > read else None
 
 
 def even_writes(requests: int, gap: Fraction, ttl: CacheTTL, renews: bool = True) -> int:
-    """Count the writes among requests that are `gap` seconds apart."""
+    """Return the number of cache writes among `requests` requests that are `gap` seconds apart."""
     if gap >= ttl.seconds:
         return requests
     return 1 if renews else math.ceil(Fraction(requests, math.ceil(ttl.seconds / gap)))
 
 
 def poisson_hit_rate(rate: float, ttl: CacheTTL, renews: bool = True) -> float:
-    """Return the long-run hit rate of Poisson arrivals with `rate` requests a second."""
+    """Return the long-run fraction of requests that hit the cache, for Poisson arrivals with `rate` requests per
+    second."""
     x = rate * ttl.seconds
     return -math.expm1(-x) if renews else x / (1 + x)
 
 
 def poisson_writes(requests: int, rate: float, ttl: CacheTTL, renews: bool = True) -> float:
-    """Return the expected number of writes among the first `requests` of a Poisson process.
+    """Return the expected number of cache writes among the first `requests` requests of a Poisson process.
 
-    Exact where hits renew the entry; otherwise the first two terms of the renewal theorem, with cycles of 1 +
-    Poisson(x) requests."""
+    Exact if hits renew the entry; otherwise the first two terms of the renewal theorem, with cycles of 1 + Poisson(x)
+    requests."""
     x = rate * ttl.seconds
     if renews:
         return 1 + (requests - 1) * math.exp(-x)
@@ -169,8 +170,8 @@ def poisson_writes(requests: int, rate: float, ttl: CacheTTL, renews: bool = Tru
 
 
 def prefix_cost(prices: Prices, ttl: CacheTTL | None, requests: int, writes: float | int, tokens: int) -> float:
-    """Return the cost of a prompt of `tokens` in `requests`, of which `writes` write it; without a TTL, the plain
-    price."""
+    """Return the cost of a common prefix of `tokens` tokens over `requests` requests, `writes` of which write it to the
+    cache; without a TTL, the cost without a cache."""
     if ttl is None:
         return float(requests * tokens * prices.token_price("input"))
     _, write, read = _plain_write_read(prices, ttl)
@@ -181,7 +182,7 @@ def cheapest_ttl(
     prices: Prices, rate: float | Fraction, requests: int, renews: bool = True, arrivals: str = "poisson",
     ttls: Iterable[CacheTTL] = CACHE_TTLS,
 ) -> CacheTTL | None:  # fmt: skip
-    """Return the TTL that makes `requests` cheapest; None: do not cache.
+    """Return the TTL at which `requests` requests cost least; None if no cache is cheapest.
 
     Args:
         prices: The price table.
@@ -204,5 +205,5 @@ def cheapest_ttl(
 
 
 def _plain_write_read(prices: Prices, ttl: CacheTTL) -> tuple[Fraction, Fraction, Fraction]:
-    """Return the prices of a token: plain, written, read."""
+    """Return the prices of a token: (uncached, written, read)."""
     return prices.token_price("input"), prices.token_price(ttl.kind), prices.token_price("cache_read")

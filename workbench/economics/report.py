@@ -1,10 +1,13 @@
-"""The priced workload as one plain answer: the cost of each plan, its break-even, and the source's own figures."""
+"""Report a priced workload: the cost of each caching plan, its break-even, and the figures that the prices' source
+publishes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from workbench.economics.bill import (
     DAY,
@@ -27,21 +30,56 @@ from workbench.economics.prompt_cache import (
     prefix_cost,
 )
 from workbench.economics.response_cache import replay_response_cache
+from workbench.settings import Count, NonNegative, Seed, Settings
 from workbench.simulate.arrival import Arrival
+from workbench.simulate.source import source_of
+from workbench.simulate.traffic_settings import AzureLengths, Lengths, MooncakeLengths, TrafficSettings
 
 RESPONSE_CACHE_SIZE = 100_000  # answers that the exact-match cache holds
 
 
-def price_day(
-    prices: Prices, prompt: int, requests: int, arrivals: str, seed: int = 0, days: int = 1, question: int = 0,
-    output: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """Price a system prompt used `requests` times a day, at even or random times."""
-    found = system_prompt_day(prices, prompt, requests, arrivals, seed, days, question, output)
-    asked = {
-        "prompt": prompt, "question": question, "output": output, "requests_a_day": requests, "days": days,
-        "arrivals": arrivals, "seed": seed,
-    }  # fmt: skip
+GENERATED_TRACES: dict[str, Lengths] = {"azure": AzureLengths(), "mooncake": MooncakeLengths()}
+
+
+class PricedWorkload(Settings):
+    """Requests with a common system prompt, given as a number per day or as a trace."""
+
+    prompt: NonNegative | None = None  # tokens of the system prompt; None: 2,000, or with a trace none
+    question: NonNegative = 0  # tokens of the question after it, new in each request
+    output: NonNegative = 0  # tokens of each answer
+    requests: Count | None = None  # requests a day, None: 1,000; with a trace its first ones, None: all
+    days: Count = 1
+    arrivals: Literal["even", "poisson"] = "even"
+    trace: str | None = None  # azure, mooncake, or a trace file: an hour with its own lengths and prefixes
+    seed: Seed = 0  # random seed of arrivals and of a generated trace
+
+    @model_validator(mode="after")
+    def _a_trace_has_its_own(self) -> Self:
+        own = {"question", "output", "days", "arrivals"} & self.model_fields_set
+        if self.trace is not None and own:
+            raise ValueError(f"{min(own)}: is given by the trace; remove it")
+        return self
+
+
+def price_workload(prices: Prices, asked: PricedWorkload) -> dict[str, Any]:
+    """Price a workload with and without a prompt cache."""
+    if asked.trace is not None:
+        lengths = GENERATED_TRACES.get(asked.trace)
+        source: dict[str, Any] = {"trace": asked.trace} if lengths is None else {"lengths": lengths}
+        traffic = TrafficSettings(**source, requests=asked.requests, seed=asked.seed)
+        return price_traffic(prices, list(source_of(traffic).initial_arrivals()), asked.prompt or 0)
+    return price_day(prices, asked)
+
+
+def price_day(prices: Prices, workload: PricedWorkload) -> dict[str, Any]:
+    """Price `requests` requests per day with a system prompt, at even or random times."""
+    prompt = 2000 if workload.prompt is None else workload.prompt
+    asked: dict[str, Any] = workload.model_dump(exclude={"trace"})
+    asked |= {"prompt": prompt, "requests": workload.requests or 1000}
+    found = system_prompt_day(prices, **asked)
+    requests, arrivals = asked.pop("requests"), asked["arrivals"]
+    asked["requests_a_day"] = requests
+    days, question, output = asked["days"], asked["question"], asked["output"]
     besides = requests * days * float(prices.cost(Usage(input=question, output=output)))
     rows = [row | {"by_formula": _formula(prices, plan, asked) + besides} for row, plan in _rows(found)]
     answer = {"workload": asked, **_about(prices), "plans": rows}
@@ -55,7 +93,7 @@ def price_day(
 
 
 def price_traffic(prices: Prices, arrivals: Sequence[Arrival], system: int = 0) -> dict[str, Any]:
-    """Price a traffic with its named blocks cached, and a system prompt before them all."""
+    """Price a traffic after a common system prompt, with its named prompt blocks cached."""
     found = price_plans(prices, list(traffic_calls(arrivals, system)))
     blocks = any(arrival.blocks for arrival in arrivals)
     asked = {"prompt": system, "requests": len(arrivals), "arrivals": "trace", "blocks": blocks}
@@ -116,7 +154,7 @@ def _cheapest(prices: Prices, rate: Fraction, requests: int, arrivals: str) -> d
 
 
 def _said(prices: Prices, prompt: int, requests: int) -> list[dict[str, Any]]:
-    """Compare the source's figures for this very day with the figures at its own number of requests a TTL."""
+    """Compare the source's figures for this workload with the figures at its own number of requests per TTL."""
     rows = []
     for said in prices.says:
         if (said.prompt, said.requests) != (prompt, requests):

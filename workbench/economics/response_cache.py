@@ -1,4 +1,4 @@
-"""A cache of whole responses by exact request: at temperature 0 the same request has the same answer."""
+"""Cache whole responses by exact request: at temperature 0 the same request has the same answer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def request_key(request: Request, model: str = "") -> str:
     """Return the cache key of a request: a hash of the model, the prompt's ids, the salt, and the sampling without its
     seed.
 
-    Greedy sampling never uses the seed. Raises WorkbenchError for a temperature above 0, whose answers vary."""
+    Greedy sampling never uses the seed. Raises WorkbenchError for a temperature above 0, since answers vary."""
     sampling = request.sampling
     if sampling.temperature > 0:
         raise WorkbenchError(
-            f"request {request.request_id}: temperature {sampling.temperature:g} draws its answer, so another one may "
-            "not stand for it; only temperature 0 can be kept by exact request"
+            f"request {request.request_id}: temperature {sampling.temperature:g} samples its answer, so it may "
+            "change; only requests at temperature 0 can be cached"
         )
     asked = sampling.model_dump(mode="json", exclude={"seed"})
     whole = json.dumps([model, request.cache_salt, list(request.prompt_ids), asked], sort_keys=True)
@@ -77,11 +77,11 @@ class ResponseCache(Generic[Answer]):
 
 @dataclass(frozen=True)
 class ResponseCacheReplay:
-    """A traffic replayed against a response cache: its cost without the cache, and the saving."""
+    """The result of replaying a traffic against a response cache: its cost without the cache, and the saving."""
 
     requests: int
     hits: int
-    cost: Fraction  # without the cache
+    cost: Fraction  # cost without the cache
     saved: Fraction
 
     @property
@@ -97,7 +97,7 @@ class ResponseCacheReplay:
 def replay_response_cache(arrivals: Iterable[Arrival], prices: Prices, size: int) -> ResponseCacheReplay:
     """Replay a traffic, in order of time, against a response cache of `size` answers, as if at temperature 0.
 
-    The names of a prompt's blocks represent its tokens; a prompt without blocks equals no other."""
+    The names of a prompt's blocks represent its tokens; a prompt without blocks is unique."""
     cache: ResponseCache[Fraction] = ResponseCache(size)
     cost = saved = Fraction(0)
     requests = 0

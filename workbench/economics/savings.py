@@ -1,5 +1,5 @@
-"""Savings in closed form: a detailed prompt against a longer answer, thinking before the answer, and routing simple
-questions to a cheaper model."""
+"""Compute savings in closed form: a detailed prompt against a longer answer, thinking before the answer, and routing
+simple questions to a cheaper model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ Share = Fraction | float
 def break_even_answer_tokens(
     prices: Prices, prompt: int, other_prompt: int, other_answer: int, from_cache: bool = False
 ) -> Fraction:
-    """Return the break-even answer length: with fewer answer tokens, `prompt` costs less than `other_prompt` with
-    `other_answer`.
+    """Return the answer length below which `prompt` costs less than `other_prompt` with an answer of `other_answer`
+    tokens.
 
-    A value below 0 means that it never does. `from_cache`: the prompt is read from a prompt cache."""
+    A value below 0 means that `prompt` never costs less. `from_cache`: it is read from a prompt cache."""
     budget = prices.cost(Usage(input=other_prompt, output=other_answer))
     mine = prices.cost(Usage(cache_read=prompt) if from_cache else Usage(input=prompt))
     return (budget - mine) / prices.token_price("output")
 
 
 def break_even_price_ratio(prompt: int, answer: int, other_prompt: int, other_answer: int) -> Fraction | None:
-    """Return the break-even price ratio of an output token to an input token.
+    """Return the price ratio of an output token to an input token at which both pairs of prompt and answer cost the
+    same.
 
-    Above it, `prompt` and `answer` cost less than the other two. None where no ratio does."""
+    At a higher ratio, `prompt` and `answer` cost less than the other pair. None if there is no such ratio."""
     if answer >= other_answer:
         return Fraction(0) if prompt < other_prompt else None
     return Fraction(max(0, prompt - other_prompt), other_answer - answer)
@@ -36,11 +37,11 @@ def break_even_price_ratio(prompt: int, answer: int, other_prompt: int, other_an
 
 @dataclass(frozen=True)
 class ThinkingCost:
-    """Cost and context of an answer with and without hidden tokens before it."""
+    """The cost and the context length of an answer, with and without hidden tokens before it."""
 
     cost: Fraction
     cost_without: Fraction
-    context: int  # positions it takes, of the model's context and of its cache
+    context: int  # positions used in the model's context and cache
     context_without: int
 
     @property
@@ -64,7 +65,7 @@ def routing_saving(
         simple_fraction: Fraction of the bill (not of the questions) that goes to the cheaper model.
         times_cheaper: Price of the expensive model over the cheaper one's.
         router_overhead: Cost of classifying, as a fraction of the bill.
-        escalated_fraction: Fraction of the simple ones whose answer fails, so that the expensive model runs too.
+        escalated_fraction: Fraction of the simple questions that fail and run on the expensive model too.
     """
     for name, value in (("simple", simple_fraction), ("router", router_overhead), ("redone", escalated_fraction)):
         if not 0 <= value <= 1:
@@ -79,15 +80,16 @@ def routing_saving(
 def simple_fraction_for_saving(
     goal: Share, times_cheaper: Share, router: Share = 0, redone: Share = 0
 ) -> Fraction | None:
-    """Return the fraction of the bill that must be simple for routing to save `goal` of it; None where all is too
-    little."""
+    """Return the fraction of the bill that must go to simple questions so that routing saves `goal`, a fraction of the
+    bill; None if routing everything saves less."""
     kept = 1 - 1 / Fraction(times_cheaper) - Fraction(redone)
     needed = (Fraction(goal) + Fraction(router)) / kept if kept > 0 else Fraction(2)
     return needed if needed <= 1 else None
 
 
 def cheapest_first_saving(share: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float:
-    """Return the fraction of the bill saved if the cheapest `share` of the questions are simple; 0 for none."""
+    """Return the fraction of the bill saved if the cheapest questions, a fraction `share` of all, are simple and
+    routed; 0 without questions."""
     ordered = sorted(costs)
     whole = sum(ordered, Fraction(0))
     routed = sum(ordered[: int(Fraction(share) * len(ordered))], Fraction(0))
@@ -95,10 +97,10 @@ def cheapest_first_saving(share: Share, times_cheaper: Share, costs: Iterable[Fr
 
 
 def question_fraction_for_saving(goal: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float | None:
-    """Return the fraction of the questions, cheapest first, that must be simple to save `goal`; None where all are too
-    few.
+    """Return the fraction of the questions, cheapest first, that must be simple so that routing saves `goal`, a
+    fraction of the bill; None if routing all saves less.
 
-    Short questions are many and cost little, so this exceeds their fraction of the bill."""
+    Short questions are many and cost little, so this fraction is larger than their fraction of the bill."""
     ordered = sorted(costs)
     whole = sum(ordered, Fraction(0))
     needed = simple_fraction_for_saving(goal, times_cheaper)

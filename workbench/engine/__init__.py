@@ -1,2 +1,2 @@
-"""The engine: load a model, run requests step by step, and deliver their outputs. It may not import experiments,
+"""Load a model, run requests step by step, and deliver their outputs: the engine. It may not import experiments,
 measurements, runs or widgets."""

@@ -1,4 +1,4 @@
-"""Search with beams from Python: `workbench.beam_search(runner, prompt, ...)`."""
+"""Run a beam search from Python: `workbench.beam_search(runner, prompt, ...)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ EarlyStopping = bool | Literal["never"]
 
 
 class EventStream(Protocol):
-    """The part of a runner that a search needs: its tokenizer, and events of the requests given to it."""
+    """The part of a runner that a beam search needs: its tokenizer, and the method that streams the events of
+    requests.
+    """
 
     tokenizer: Tokenizer | None
 
@@ -35,10 +37,10 @@ def beam_search(
     ignore_eos: bool = False,
     request_id: str = "beams",
 ) -> list[BeamHypothesis]:
-    """Return the best continuations of `prompt` by beam search, best first; other requests of the runner go on
-    meanwhile.
+    """Return the best continuations of `prompt` by beam search, best first. The runner continues its other requests in
+    the meantime.
 
-    The result equals that of a request whose sampling has `beams` and `n`.
+    The result equals that of a request with the sampling parameters `beams` and `n`.
 
         workbench.beam_search(runner, "def fib(n):", num_beams=4, max_tokens=16)[0].text
 
@@ -46,13 +48,13 @@ def beam_search(
         runner: the runner to use.
         prompt: text or token ids.
         num_beams: number of beams, and of texts returned.
-        max_tokens: the most tokens of a text.
-        length_penalty: a text's score is its log-probability / tokens ** length_penalty.
-        early_stopping: True stops with as many finished texts as beams. False stops when no beam of the present length
-            would beat the worst of them, "never" when none could at any length.
+        max_tokens: maximum number of tokens of a text.
+        length_penalty: a text's score is log-probability / number of tokens ** length_penalty.
+        early_stopping: True stops once there are `num_beams` finished texts. False stops when no beam would beat the
+            worst of them at the present length, "never" when none could at any length.
 
     Raises:
-        WorkbenchError: if it cannot run.
+        WorkbenchError: if the search cannot run.
     """
     sampling = intake.parse_sampling({
         "beams": num_beams, "n": num_beams, "max_tokens": max_tokens, "length_penalty": length_penalty,

@@ -1,4 +1,4 @@
-"""Choose the best of n plain samples once all have finished: by log-probability, or by a ranking of the user's own."""
+"""Choose the best of n plain samples once all have finished: by log-probability, or by a user-defined ranking."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class BestOf:
-    """The events of `samples` samples, kept until all have finished.
+    """A buffer that holds back the events of a request's samples until all samples have finished.
 
-    They are then emitted with their original times and new numbers: samples 0 to `num_returned` - 1 have the highest
-    log-probability, or the highest score by a ranking, best first. Finished says of the others that they were not
-    chosen, and why.
+    Then the events are emitted with their original times and new sample numbers: samples 0 to `num_returned` - 1 have
+    the highest log-probability, or the highest score of the ranking, best first. The Finished events of the other
+    samples give the reason why they were not chosen.
     """
 
     def __init__(self, samples: int, num_returned: int):
         self.samples, self.num_returned = samples, num_returned
-        self._ranking: tuple[str, Ranking] | None = None  # of the user's own, with its path
+        self._ranking: tuple[str, Ranking] | None = None  # user-defined, with its path
         self._events: list[Event] = []
         self._scores = [0.0] * samples
         self._ends: dict[int, Finished] = {}
 
     def rank_by(self, part: CustomPart) -> None:
-        """Choose by the scores that `part` gives; WorkbenchError if it cannot rank."""
+        """Choose the samples by the scores of the ranking `part`; raises WorkbenchError if it is not a ranking."""
         self._ranking = part.path, load_ranking(part)
 
     def add(self, event: Event) -> list[Event]:
-        """Add an event; return the events to emit now: none, or all after the last end."""
+        """Add an event, and return the events to emit now: all held-back events if the last sample has ended, otherwise
+        none.
+        """
         self._events.append(event)
         if isinstance(event, Decoded):
             self._scores[event.sample] += event.logprob or 0.0

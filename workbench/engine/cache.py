@@ -1,4 +1,4 @@
-"""Bundle a runner's KV cache: the store with keys and values, the page manager, and CPU pages."""
+"""Combine the parts of a runner's KV cache: the store of keys and values, the page manager, and CPU pages."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from workbench.scheduler.plan import StepPlan
 from workbench.tensor_parallel.executor import TensorParallelStore
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
-AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is auto
+AUTO_CACHE_BYTES = 2**30  # maximum bytes of the cache when `pages` is auto
 
 
-# Makes a store and its pools from a function that builds a store of so many pages by cache group, on a device.
+# Creates a store and its pools, given a function that builds a store of given page counts (by cache group) on a device.
 BuildPages = Callable[[Callable[[tuple[int, ...], str], KVStore]], tuple[KVStore, tuple[PagePool, ...]]]
 
 
 class Adoption(Protocol):
-    """Pages that another engine computed, for a new sequence."""
+    """Pages that another engine computed, with which a new sequence of this engine starts."""
 
     def adopt(self, cache: KVCache, sequence: Sequence) -> None:
-        """Give `sequence` the pages, before it is submitted; without room for them it is computed again."""
+        """Give the pages to `sequence` before it is submitted; if they do not fit, it is computed again."""
         ...
 
     def decline(self, cache: KVCache) -> None:
-        """Let the pages go: the request ended before it began."""
+        """Release the pages because the request ended before it started."""
         ...
 
 
@@ -63,13 +63,13 @@ class KVCache:
         build_pages: BuildPages | None = None,
         specs: tuple[KVCacheSpec, ...] | None = None,
     ) -> KVCache:
-        """Build the cache of `config` for `model`.
+        """Build the cache that `config` describes, for `model`.
 
         Args:
             clock: returns seconds, for the lifetime of prefixes.
-            page_orders: for each cache group, the order in which its pages are first used.
-            build_pages: makes the store and the pools, in place of `cache.pages` of its own.
-            specs: of the layers, where codecs have been calibrated.
+            page_orders: for each cache group, the order in which pages are first used.
+            build_pages: creates the store and the pools; `cache.pages` is then not used.
+            specs: cache specs of the layers, with calibrated codecs.
         """
         settings, page_size = config.cache, config.cache.page_size
         num_pages = cache_num_pages(model, config)
@@ -103,8 +103,9 @@ class KVCache:
     def transfer_pages(
         self, plan: StepPlan, running: Iterable[Sequence]
     ) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
-        """Execute the plan's page transfers; return the plan without requests whose pages are lost or whose tokens
-        could not be evicted, and their errors."""
+        """Execute the plan's page transfers. Return the plan without the requests that lost pages or failed to evict
+        tokens, and the error of each of these requests.
+        """
         if not plan.transfers:
             return plan, []
         broken = [] if self.evictor is None else self.evictor.evict(plan.transfers.evictions)
@@ -118,12 +119,12 @@ class KVCache:
         return plan.without([sequence for sequence, _ in broken]), broken
 
     def keep_path(self, sequence: Sequence, first: int, rows: Many[int]) -> None:
-        """Move keys and values of the accepted tokens of a tree of drafts to where the text has them.
+        """Move the keys and values of a draft tree's accepted tokens to their positions in the text.
 
         Args:
             sequence: the sequence, with the pages of the step.
-            first: the slot of the first draft token; that of the i-th is `first` + i.
-            rows: places in the draft of the accepted tokens, ascending.
+            first: the slot of the first draft token; the i-th has slot `first` + i.
+            rows: indices of the accepted tokens in the draft, ascending.
         """
         moved = [(target, place) for target, place in enumerate(rows) if target != place]
         size = self.store.page_size
@@ -136,7 +137,7 @@ class KVCache:
                 tensor[list(to), :, list(to_offset)] = tensor[list(source), :, list(offset)]
 
     def zero_pages(self, freed: list[list[int]]) -> None:
-        """Zero the pages that a failed request freed, by cache group."""
+        """Fill the pages that a failed request freed, given by cache group, with zeros."""
         for table, pages in enumerate(freed):
             self.store.zero_pages(table, pages)
 
@@ -153,7 +154,9 @@ def build_store(
     device: str,
     specs: tuple[KVCacheSpec, ...] | None = None,
 ) -> KVStore:
-    """Build the store of `config` with so many pages, by cache group; `specs` have its codecs calibrated."""
+    """Build the store that `config` describes, with `num_pages` pages by cache group. `specs` are the cache specs of
+    the layers, with calibrated codecs.
+    """
     shapes = specs or model.cache_shapes(config.cache)
     page_size, dtype = config.cache.page_size, config.cache_dtype(model.dtype)
     if isinstance(model, TensorParallelTransformer):
@@ -162,7 +165,7 @@ def build_store(
 
 
 def cache_num_pages(model: Transformer, config: EngineConfig) -> tuple[int, ...]:
-    """Return the pages of a runner's own, by cache group."""
+    """Return the number of pages of a runner's own cache, for each cache group."""
     shapes = model.cache_shapes(config.cache)
     if config.cache.pages != "auto":
         return (config.cache.pages,) * len(build_cache_groups(shape.cache_groups for shape in shapes))
@@ -172,8 +175,9 @@ def cache_num_pages(model: Transformer, config: EngineConfig) -> tuple[int, ...]
 def auto_num_pages(
     config: EngineConfig, shapes: tuple[KVCacheSpec, ...], spec: ModelSpec, dtype: torch.dtype
 ) -> tuple[int, ...]:
-    """Return the pages of each cache group for `max_num_seqs` sequences of full context (or of a window, or of the
-    budget of an eviction policy), or as many as AUTO_CACHE_BYTES holds."""
+    """Return the number of pages of each cache group that `max_num_seqs` sequences need, each with a full context (or a
+    full window, or an eviction budget); limited to AUTO_CACHE_BYTES.
+    """
     groups, page_size = build_cache_groups(shape.cache_groups for shape in shapes), config.cache.page_size
     limits, context = config.schedule, spec.max_position_embeddings
     page_bytes = [

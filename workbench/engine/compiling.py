@@ -1,4 +1,4 @@
-"""Hold requests whose grammar is being compiled, in threads beside the runner's."""
+"""Hold requests until their grammars are compiled in other threads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from workbench.trace.events import Event
 
 @dataclass(frozen=True)
 class CompilingRequest:
-    """A request that waits for its grammar; `arrival` is when it was submitted, on the runner's clock."""
+    """A request whose grammar is being compiled; `arrival` is when it was submitted, on the runner's clock."""
 
     request: Request
-    request_ids: tuple[str, ...]  # of its samples
+    request_ids: tuple[str, ...]  # ids of its samples
     queue: deque[Event]
     arrival: float
     job: CompileJob
 
 
 class CompilingRequests:
-    """Requests that wait for their grammars, in the order of their submission."""
+    """All requests whose grammars are being compiled, in the order of their submission."""
 
     def __init__(self, compiler: GrammarCompiler, clock: Callable[[], float]):
         self._compiler, self._clock = compiler, clock
@@ -48,11 +48,11 @@ class CompilingRequests:
         return [name for name, each in self._waiting.items() if each.queue is queue]
 
     def pop(self, request_id: str) -> CompilingRequest | None:
-        """Return a request, which waits no longer; None if it does not wait."""
+        """Remove and return the request with this id; None if it does not wait for a grammar."""
         return self._waiting.pop(request_id, None)
 
     def pop_compiled(self) -> list[tuple[CompilingRequest, Grammar | None, str]]:
-        """Return the requests whose compilation has ended, each with its grammar or the error."""
+        """Remove the requests whose compilation has ended, and return each with its grammar or its error."""
         ended = []
         for each in list(self._waiting.values()):
             job = each.job
@@ -60,13 +60,13 @@ class CompilingRequests:
                 error = job.grammar.exception()
                 grammar = None if error else job.grammar.result()
                 ended.append((self._waiting.pop(each.request.request_id), grammar, describe_error(error or "")))
-            elif job.seconds > MAX_COMPILE_SECONDS:  # within a part that cannot be interrupted
+            elif job.seconds > MAX_COMPILE_SECONDS:  # inside a section that cannot be interrupted
                 ended.append((self._waiting.pop(each.request.request_id), None, TOOK_TOO_LONG))
                 self._compiler.give_up(job, [other.job for other in self._waiting.values()])
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Wait until a compilation has ended, or so long."""
-        waiting = list(self._waiting.values())  # a cancellation in another thread may change it meanwhile
+        """Wait until a compilation has ended, at most `seconds`."""
+        waiting = list(self._waiting.values())  # another thread may cancel a request at the same time
         if waiting:
             wait([each.job.grammar for each in waiting], seconds, FIRST_COMPLETED)

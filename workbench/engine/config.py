@@ -39,27 +39,29 @@ DtypeName = Annotated[
 
 
 class ModelConfig(Settings):
-    """Settings of the model: a folder, a GGUF file, `demo`, `demo-chat`, `smollm2`, or random `shape:NAME`."""
+    """Settings of the model: a folder, a GGUF file, `demo`, `demo-chat`, `smollm2`, or `shape:NAME` (random
+    weights).
+    """
 
     main_setting: ClassVar = "name"
 
-    name: str = "demo"  # a model of the workbench's, or the folder or file of one
+    name: str = "demo"  # name of a workbench model, or path of a folder or file
     dtype: DtypeName = "auto"  # type of weights and activations; auto: the files' type, bfloat16 for shapes
-    weights: WeightSetting = "auto"  # format of matrices; auto: the files' where a product has it, else dense
+    weights: WeightSetting = "auto"  # format of matrices; auto: the files' format if a product supports it, else dense
     head_weights: WeightDtype | None = None  # format of the output head; None: as `weights`
-    expert_weights: WeightDtype | None = None  # format of a mixture's experts; None: as `weights`
+    expert_weights: WeightDtype | None = None  # format of experts in a mixture; None: as `weights`
     weight_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # columns that share a scale in int4
     activations: Activations = (
         WeightFormat.activations
-    )  # what integer codes of weights multiply; int8: x, quantized as it comes
-    device: str = "cpu"  # where weights and cache are: cpu, cuda or cuda:N
-    context: Count | None = None  # tokens that a text may have; None is the model's own (see attention.rotary)
+    )  # input of products with integer weights; int8: activations quantized per call
+    device: str = "cpu"  # device of weights and cache: cpu, cuda or cuda:N
+    context: Count | None = None  # maximum tokens of a text; None: the model's (see attention.rotary)
     seed: Seed = 0  # random seed of random weights
-    custom: str | None = None  # a file or module that registers the family of the model's config, loaded first
+    custom: str | None = None  # file or module, imported first, that registers the model's family
 
     @property
     def format(self) -> WeightFormat:
-        """Return the format of the weights; for auto that of a dense model."""
+        """Return the storage format of the weights; for auto, the format of a dense model."""
         weights = "dense" if self.weights == "auto" else self.weights
         return WeightFormat.parse(weights, self.head_weights, self.weight_group, self.activations, self.expert_weights)
 
@@ -84,11 +86,11 @@ class CacheConfig(CacheFormat):
 
     main_setting: ClassVar = "format"
 
-    page_size: Count = 64  # tokens of a page
+    page_size: Count = 64  # tokens per page
     pages: Count | Literal["auto"] = "auto"  # number of pages of each cache group
-    prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages by their tokens
-    offload: OffloadSetting = NoOffload()  # where pages of a preempted sequence may be swapped to
-    evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
+    prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages with the same tokens
+    offload: OffloadSetting = NoOffload()  # storage for swapped-out pages of preempted sequences
+    evict: EvictionSetting | None = None  # policy that limits a sequence's tokens and chooses which to keep
 
 
 class SchedulerConfig(SchedulerLimits):
@@ -96,10 +98,10 @@ class SchedulerConfig(SchedulerLimits):
 
     main_setting: ClassVar = "kind"
 
-    kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
+    kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends; no request joins it
     policy: PolicySetting = Interleaved()  # order in which requests are scheduled
     preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
-    overflow: Overflow = "refuse"  # a prompt that fills the context; cut_oldest drops its first tokens
+    overflow: Overflow = "refuse"  # for a prompt that fills the context; cut_oldest drops its first tokens
 
 
 class ParallelConfig(Settings):
@@ -107,9 +109,9 @@ class ParallelConfig(Settings):
 
     main_setting: ClassVar = "tensor"
 
-    tensor: Count = 1  # ranks: processes that hold a share of each layer's matrices and of the cache
-    transport: Transport = "shared_memory"  # gloo: torch.distributed, several hosts too; nccl: a CUDA device each
-    rank_timeout: Annotated[float, Field(gt=0)] = 60.0  # seconds that one rank waits for another within a step
+    tensor: Count = 1  # number of ranks: processes with a share of each layer's matrices and of the cache
+    transport: Transport = "shared_memory"  # gloo: torch.distributed, over several hosts too; nccl: CUDA
+    rank_timeout: Annotated[float, Field(gt=0)] = 60.0  # maximum seconds that a rank waits for another within a step
 
 
 SECTIONS: dict[str, type[ModelConfig] | type[CacheConfig] | type[SchedulerConfig] | type[ParallelConfig]] = {
@@ -121,18 +123,18 @@ SECTIONS: dict[str, type[ModelConfig] | type[CacheConfig] | type[SchedulerConfig
 
 
 class EngineConfig(Settings):
-    """Everything that decides how a model is served.
+    """All settings of an engine.
 
     config = EngineConfig.build("demo", cache="int8", page_size=32, backend="eager")
     runner = Runner(config)
     """
 
     model: ModelConfig = ModelConfig()
-    backend: str = "auto"  # eager, inductor, triton, mlir, or auto: the fastest that carries out the other settings
-    compile: CompileUnit = "block"  # what the inductor backend compiles at once in decode
-    program: CustomPartSetting | None = None  # user-defined: computes the steps that it accepts, before the backend's
-    batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
-    attention: AttentionConfig = AttentionConfig()  # changes of the model's attention
+    backend: str = "auto"  # eager, inductor, triton, mlir, or auto: the fastest that supports the other settings
+    compile: CompileUnit = "block"  # unit that the inductor backend compiles for decode
+    program: CustomPartSetting | None = None  # user-defined; computes the steps that it accepts
+    batch_invariant: bool = False  # the same bits for a request in any batch composition, chunking and prefix reuse
+    attention: AttentionConfig = AttentionConfig()  # changes to the model's attention
     cache: CacheConfig = CacheConfig()
     schedule: SchedulerConfig = SchedulerConfig()
     speculate: SpeculationSetting = NoSpeculation()  # speculative decoding: the proposer of draft tokens
@@ -141,7 +143,7 @@ class EngineConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _expand_sections(cls, values: Any) -> Any:
-        """Accept `cache: int8` for `cache: {format: int8}`, and so for each section."""
+        """Accept the main setting alone for a section: `cache: int8` for `cache: {format: int8}`."""
         if not isinstance(values, Mapping):
             return values
         return {name: _expand(SECTIONS[name], value) if name in SECTIONS else value for name, value in values.items()}
@@ -159,10 +161,10 @@ class EngineConfig(Settings):
 
     @classmethod
     def build(cls, model: str | Path | Mapping[str, Any] = "demo", **settings: Any) -> Self:
-        """Build the config of `model` from sections, and from settings by their own names (`FLAT_NAMES`).
+        """Build the config of `model` from sections and from flat settings (`FLAT_NAMES`).
 
         Raises:
-            WorkbenchError: with the path of each setting that is unknown or wrong.
+            WorkbenchError: names the path of each unknown or wrong setting.
         """
         if isinstance(model, EngineConfig):
             raise WorkbenchError("a whole config is given to Runner(config); load takes a model's name and settings")
@@ -179,7 +181,7 @@ class EngineConfig(Settings):
         for name in flat:
             section = values.setdefault(FLAT_NAMES[name], {})
             if not isinstance(section, dict):
-                continue  # which is refused below, by its path
+                continue  # refused below, by its path
             if name in section:
                 raise WorkbenchError(f"{name}: given twice, by itself and within {FLAT_NAMES[name]}; leave one out")
             section[name] = settings[name]
@@ -189,32 +191,32 @@ class EngineConfig(Settings):
             raise explain(error, "", cls) from None
 
     def cache_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
-        """Return the type of keys and values that are not quantized."""
+        """Return the dtype of unquantized keys and values."""
         return model_dtype if self.cache.dtype == "auto" else parse_dtype(self.cache.dtype)
 
     @property
     def engine(self) -> EngineConfig:
-        """Return the engine's settings alone, without those that a subclass adds."""
+        """Return the settings of the engine only, without the fields that a subclass adds."""
         return EngineConfig.model_construct(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
 
-# Settings that exclude each other, each with a value other than its default, and why.
+# Pairs of settings that exclude each other if both differ from their defaults, and the reason.
 EXCLUSIVE = {
-    ("batch_invariant", "cache.evict"): "what stays of a prompt depends on its chunks",
-    ("speculate", "cache.evict"): "what a policy of it weighs may fall",
+    ("batch_invariant", "cache.evict"): "the tokens that remain of a prompt depend on its chunks",
+    ("speculate", "cache.evict"): "a policy may weigh drafted tokens that are rejected later",
     ("cache.prefix", "cache.evict"): "pages of sequences that lose tokens cannot be shared",
-    ("parallel.tensor", "cache.evict"): "each rank sees the weights of its own heads",
-    ("parallel.tensor", "cache.offload"): "pages lie in several processes",
-    ("parallel.tensor", "cache.codecs"): "a codec may look at all heads, and a rank has some",
+    ("parallel.tensor", "cache.evict"): "each rank sees only the attention weights of its own heads",
+    ("parallel.tensor", "cache.offload"): "each rank holds its pages in a process of its own",
+    ("parallel.tensor", "cache.codecs"): "a codec may read all heads, and each rank has only some of them",
     ("parallel.tensor", "compile"): "ranks compile block by block",
-    ("batch_invariant", "program"): "it may sum a row in another order beside others",
-    ("parallel.tensor", "program"): "ranks sum over each other between the halves of a layer",
+    ("batch_invariant", "program"): "a custom program may sum a row in another order in a larger batch",
+    ("parallel.tensor", "program"): "ranks exchange sums between attention and feed-forward of each layer",
 }
 DEFAULTS = EngineConfig.model_construct()
 
 
 def exclusion(setting: str, other: str) -> str:
-    """Return why two settings of EXCLUSIVE cannot be had at once."""
+    """Return the reason why two settings that EXCLUSIVE lists cannot be combined."""
     return f"{setting}: not with {other}: {EXCLUSIVE[setting, other]}; leave one out"
 
 
@@ -223,8 +225,8 @@ def _differs(config: EngineConfig, setting: str) -> bool:
     return attrgetter(setting)(config) != attrgetter(setting)(DEFAULTS)
 
 
-# Settings that `EngineConfig.build` takes by their own names, and the section of each. A section's main setting goes by
-# the section's name, that of `parallel` by its own too; those of the cache's format are given within `cache`.
+# Flat settings of `EngineConfig.build`, and the section of each. A section's main setting has the section's name # (the
+# main setting of `parallel` also has its own); settings of the cache's format are given within `cache`.
 FLAT_NAMES = {
     name: section
     for section, settings in SECTIONS.items()
@@ -235,7 +237,7 @@ FLAT_NAMES = {
 
 
 def _expand(section: type[Any], value: Any) -> Any:
-    """Return a section's settings as a mapping, where `value` gives its main setting alone, or is of another class."""
+    """Return a section's settings as a mapping if `value` is only its main setting, or an object of another class."""
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in value.model_fields_set}
     if isinstance(value, str | Path):

@@ -1,4 +1,4 @@
-"""Run one engine step at a time: propose, plan, forward (a program packs and computes), sample, commit, emit."""
+"""Run one engine step at a time: propose drafts, plan, forward (pack and compute), sample, commit, emit events."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from workbench.tensor_parallel.executor import TensorParallelStore, build_rank_r
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 from workbench.trace.events import Event, ExpertsUsed, ThreadsChanged
 
-MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
+MAX_IDLE_SECONDS = 0.05  # plan of a step in which every request waits for its grammar
 
 
 class EngineCore:
-    """The parts that a step goes through, and the step: scheduler, cache, step runner, requests, speculator."""
+    """The engine step, with the parts that it uses: scheduler, cache, step runner, requests, speculator."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class EngineCore:
         listener: Callable[[Event], None] | None,
     ):
         self.model, self.kv_cache, self.clock = loaded.transformer, kv_cache, clock
-        self.now = 0.0  # seconds: the time of the step under way
+        self.now = 0.0  # time of the current step, in seconds
         spec, store, schedule = self.model.spec, kv_cache.store, config.schedule
         self.backends = loaded.backends or Backends.own(self.model, store)
         policy = parse_policy(schedule.policy, schedule.kind)
         self.scheduler = Scheduler(kv_cache.manager, schedule, spec.max_position_embeddings, policy)
-        self._thread_changes: list[tuple[int, str]] = []  # in the step under way
+        self._thread_changes: list[tuple[int, str]] = []  # in the current step
         self.executor = self._build_executor(config, loaded)
         self.telemetry = Telemetry(self.model, store, self.scheduler.pools, clock, listener)
         problem = why_no_early_layers(self.backends, config.batch_invariant, config.parallel.tensor)
@@ -69,7 +69,7 @@ class EngineCore:
             self.telemetry.raise_listener_error,
         )
         self.speculator: Speculator | None = None
-        self._compiles = 0  # before the step under way
+        self._compiles = 0  # before the current step
 
     def _build_executor(self, config: EngineConfig, loaded: LoadedModel) -> StepRunner:
         store = self.kv_cache.store
@@ -82,15 +82,15 @@ class EngineCore:
 
     @torch.inference_mode()
     def _logits_of_states(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits [sample, vocab] of the states [sample, hidden] after some layer."""
+        """Return the logits [sample, vocab] for hidden states [sample, hidden] after some layer."""
         return self.model.compute_logits(states.to(self.model.dtype))
 
     def fall_back(self, why: str) -> None:
-        """Note that steps run on eager from now on."""
+        """Record that steps run on the eager backend from now on."""
         self.backends = self.backends.fall_back_to_eager(why)
 
     def set_speculator(self, speculator: Speculator | None) -> None:
-        """Verify tokens proposed by `speculator` from the next step on; None switches speculation off."""
+        """Use `speculator` from the next step on; None switches speculation off."""
         if speculator is not None and self.kv_cache.evictor is not None:
             raise WorkbenchError(exclusion("speculate", "cache.evict"))
         if self.speculator is not None:
@@ -110,7 +110,7 @@ class EngineCore:
                 self._step(queue, interrupts)
 
     def wait_for_grammars(self) -> None:
-        """Wait until no request waits for its grammar any more."""
+        """Wait until the grammars of all requests are compiled."""
         while len(self.tracker.compiling):
             self.tracker.compiling.wait(MAX_IDLE_SECONDS)
             with self.lock.acquire():
@@ -134,15 +134,15 @@ class EngineCore:
             return {}
         try:
             return self.decoder.sampler.legal_drafts(self.speculator.propose(self.scheduler.running))
-        except Exception as error:  # running requests cannot go on as asked; waiting ones can
+        except Exception as error:  # running requests need the failed proposer; waiting ones do not
             self.tracker.fail(list(self.scheduler.running), error)
             return {}
 
     def _plan(self, proposed: dict[str, Draft], began: float) -> tuple[StepPlan, float, list[tuple[int, int]]]:
-        """Plan the step and move its pages; fail the requests that cannot be part of it.
+        """Plan the step and execute its page transfers; fail the requests that cannot take part.
 
         Returns:
-            The plan, without spans where nothing is to be computed; the time when it was made; pages in use by group.
+            The plan (without spans if there is nothing to compute), the time of planning, and pages in use by group.
         """
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()}, began)
         if plan is None:
@@ -159,12 +159,14 @@ class EngineCore:
         return plan, planned, pages
 
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
-        """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
+        """Compute the logits of `plan`, [sample, vocab]; return the part of the plan that is not cancelled, with its
+        logits.
+        """
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("within a step, which is as if it had not begun") from None  # not fifty lines
+            raise KeyboardInterrupt("within a step, which is as if it had not begun") from None  # no traceback
         except Exception:
             with interrupts.allow():
                 plan, logits, failed = forward_isolated(self.executor.forward, plan)
@@ -211,7 +213,7 @@ class EngineCore:
         proposed: dict[str, Draft],
         detokenized: Mapping[str, DetokenizedTokens],
     ) -> None:
-        """Show the proposer what the step verified; requests whose verification it cannot take fail."""
+        """Show the step's verification results to the proposer; fail the requests for which it raises."""
         if self.speculator is None or self.speculator.observed_top_k is None:
             return
         try:

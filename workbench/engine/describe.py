@@ -10,21 +10,22 @@ from workbench.model.transformer import Transformer
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.validate import policy_name
+from workbench.units import format_bytes
 
 
 def runner_headline(model: Transformer, backends: Backends, scheduler: Scheduler) -> str:
-    """Return one line: model, backends, requests, pages."""
+    """Return one line of text about a runner: model, backends, requests, pages."""
     used, there = (sum(getattr(pool, name) for pool in scheduler.pools) for name in ("num_used", "num_pages"))
     return (
         f"{model.spec.name}: {model.spec.num_parameters:,} parameters, backend {backends}; "
-        f"{len(scheduler.running)} requests run, {len(scheduler.waiting)} wait, {used} of {there} pages used"
+        f"requests: {len(scheduler.running)} running, {len(scheduler.waiting)} waiting; {used} of {there} pages used"
     )
 
 
 def runner_table(
     model: Transformer, tokenizer: Tokenizer | None, backends: Backends, store: KVStore, scheduler: Scheduler
 ) -> Table:
-    """Return a table of a runner's parts."""
+    """Return a table with a row for each part of a runner."""
     limits = scheduler.limits
     weights = str(model.dtype).removeprefix("torch.")
     if model.format.of_blocks != (DENSE_MATRIX,):
@@ -37,9 +38,9 @@ def runner_table(
     formats = " / ".join(dict.fromkeys(str(shape.format) for shape in store.specs if shape.cache_groups))
     rows = [
         ("model", f"{model.spec.name}, {model.spec.num_parameters:,} parameters"),
-        ("weights", f"{weights}, {_size_text(model.weight_bytes)} on {model.device}"),
+        ("weights", f"{weights}, {format_bytes(model.weight_bytes)} on {model.device}"),
         ("backend", f"{backends}: {backends.reason}"),
-        ("cache", f"{formats}, {_size_text(store.bytes)}, {format_cell(store.bytes_per_token)} bytes a token"),
+        ("cache", f"{formats}, {format_bytes(store.bytes)}, {format_cell(store.bytes_per_token)} bytes a token"),
         ("pages used", f"{'; '.join(pages)}, of {store.page_size} tokens each"),
         ("a step", f"at most {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens"),
         ("policy", policy_name(scheduler.policy)),
@@ -48,11 +49,3 @@ def runner_table(
         ("waiting", ", ".join(each.request_id for each in scheduler.waiting) or "none"),
     ]
     return Table(f"runner of {model.spec.name}", rows)
-
-
-def _size_text(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:,.4g} {unit}"
-        size /= 1024
-    return f"{size:,.4g} GiB"

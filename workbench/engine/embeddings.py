@@ -1,9 +1,10 @@
-"""Embed texts by a model that serves: the mean of a layer's hidden states over a text's tokens, of unit length.
+"""Embed texts with a serving model: take the mean of a layer's hidden states over a text's tokens, and normalize it to
+unit length.
 
-    text -> token ids -> states of every token after a layer -> mean over tokens -> divided by its length
+    text -> token ids -> hidden states of every token after a layer -> mean over tokens -> divided by its norm
 
-Each text is computed alone, beside the runner's cache, in chunks between the runner's steps: its vector does not depend
-on the texts that are embedded with it, and a runner at work waits for a chunk at most.
+Each text is computed alone, without the runner's cache, in chunks between the runner's steps. So its vector does not
+depend on other texts, and a busy runner waits for at most one chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAGE_SIZE = 64
 
 @dataclass(frozen=True)
 class TextEmbedding:
-    """The vector of a text, of unit length, and the number of tokens that it is the mean of."""
+    """The embedding of a text (a vector of unit length) and its number of tokens."""
 
     vector: tuple[float, ...]
     num_tokens: int
@@ -40,19 +41,19 @@ class TextEmbedding:
 def embed_texts(
     runner: Runner, texts: Sequence[str | Sequence[int]], layer: int | None = None, max_tokens: int | None = None
 ) -> list[TextEmbedding]:
-    """Return the embedding of each text, between two steps of a runner that may be busy.
+    """Return the embedding of each text; the runner may be busy with requests.
 
         vectors = embed_texts(runner, ["a text", "another"])
 
     Args:
-        runner: the model; a text begins with its begin token, as a prompt does.
+        runner: the runner of the model; a text starts with its begin token, as a prompt does.
         texts: texts, or token ids.
-        layer: hidden states after so many layers, from 0; the last, after the model's final norm, unless given.
-        max_tokens: of all texts together; no bound but the model's context for each unless given.
+        layer: number of layers after which hidden states are taken, from 0; default: all, with the final norm.
+        max_tokens: limit on the tokens of all texts together; default: only the model's context limits each text.
 
     Raises:
-        WorkbenchError: for an empty text, one beyond the model's context, too many tokens, or a layer that is not
-            there; before anything is computed.
+        WorkbenchError: before any computation, for an empty text, a text beyond the model's context, too many tokens,
+            or an unknown layer.
     """
     rows = texts_to_ids(runner, texts, layer, max_tokens)
     embeddings = []
@@ -67,7 +68,7 @@ def embed_texts(
 def texts_to_ids(
     runner: Runner, texts: Sequence[str | Sequence[int]], layer: int | None = None, max_tokens: int | None = None
 ) -> list[tuple[int, ...]]:
-    """Return the token ids of each text that is to be embedded; arguments and errors are those of `embed_texts`."""
+    """Return the token ids of each text; arguments and errors are those of `embed_texts`."""
     count = len(runner.model.blocks)
     if layer is not None and not 0 <= layer <= count:
         raise WorkbenchError(f"layer: {layer}, the model has {count} layers; give 0 to {count}")
@@ -91,7 +92,7 @@ def _token_ids(runner: Runner, text: str | Sequence[int], where: str) -> tuple[i
 
 
 class TextMean:
-    """The mean over a text's tokens as it is computed, a chunk at a time; `layer` as for `embed_texts`."""
+    """The running mean of one text's hidden states, computed chunk by chunk; `layer` as in `embed_texts`."""
 
     def __init__(self, model: Transformer, ids: tuple[int, ...], layer: int | None = None):
         self._num_tokens = self._left = len(ids)
@@ -105,7 +106,7 @@ class TextMean:
         return min(self._size, self._left)
 
     def advance(self, _: Runner) -> bool:
-        """Add one chunk, between two steps of the runner; return whether there was one."""
+        """Compute one chunk, between two steps of the runner; return False if no chunk was left."""
         states = next(self._chunks, None)
         if states is not None:
             self._left -= self.next_tokens
@@ -113,7 +114,9 @@ class TextMean:
         return states is not None
 
     def embedding(self) -> TextEmbedding:
-        """Return the embedding, after the last chunk (WorkbenchError where the states have no direction)."""
+        """Return the embedding of the text after the last chunk. Raises WorkbenchError if the mean is zero or not
+        finite.
+        """
         length = float(self._total.norm())
         if not 0 < length < float("inf"):
             words = f"a text of {self._num_tokens} tokens have no direction: their sum is {length}"
@@ -125,7 +128,7 @@ class TextMean:
 def text_states(model: Transformer, ids: Sequence[int], layer: int) -> Iterator[Tensor]:
     """Yield the hidden states of a text after `layer` layers, [token, hidden], a chunk at a time.
 
-    Those after the last layer are yielded after the model's final norm. A model with recurrent layers gives one chunk.
+    After the last layer, the final norm is applied. A model with recurrent layers gives a single chunk.
     """
     shapes = model.cache_shapes()
     groups, pages = build_cache_groups(shape.cache_groups for shape in shapes), pages_for(len(ids), PAGE_SIZE)
@@ -144,7 +147,7 @@ def _tokens_per_chunk(model: Transformer, num_tokens: int) -> int:
 
 
 def _first_blocks(count: int) -> RunBlock:
-    """Return a way to run blocks that leaves out all after the first `count`."""
+    """Return a function that runs only the first `count` blocks."""
     number = itertools.count()
 
     def run(block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: object) -> Tensor:

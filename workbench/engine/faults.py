@@ -2,8 +2,8 @@ r"""Keep the engine's state consistent under interrupts, cancellations and faili
 
 `StepLock` defers interrupts (see workbench/interrupts.py) and lets one step, submission or cancellation at a time
 change the state. A cancellation may arrive at any moment: from a listener during a step, from another thread or a timer
-while the model computes, from a stream that is collected as garbage. While the lock is held it is recorded, and the
-holder carries it out before anything else happens.
+during the forward pass, from a garbage-collected stream. While the lock is held, the cancellation is recorded, and the
+holder executes it before any other work.
 
     cancel ---> recorded ---> at once, if the lock is free
                         \---> within a step: between two events, and after the forward pass
@@ -28,10 +28,10 @@ from workbench.scheduler.plan import StepPlan
 
 
 class StepLock:
-    """A lock around work on a runner: `with lock.acquire() as interrupts:`.
+    """A lock for all work on a runner: `with lock.acquire() as interrupts:`.
 
-    Recorded work is carried out on release, and `on_release` is called last. An interrupt inside is deferred to the
-    end, or to where `interrupts` allows it.
+    Recorded cancellations are executed on release, and `on_release` is called last. An interrupt inside is deferred to
+    the end, or to the point where `interrupts` allows it.
     """
 
     def __init__(self, has_pending: Callable[[], bool], process: Callable[[], None], on_release: Callable[[], None]):
@@ -40,12 +40,13 @@ class StepLock:
         self._holder: int | None = None  # the thread that holds the lock
 
     def acquire(self) -> LockedSection:
-        """Return the locked section; it waits for other threads. Within work of the same thread it is part of that
-        work."""
+        """Return a context manager that holds the lock; it waits for other threads, and may be nested in the same
+        thread.
+        """
         return LockedSection(self)
 
     def process_pending(self) -> None:
-        """Carry out recorded work if the lock is free; otherwise its holder will."""
+        """Execute the recorded cancellations if the lock is free; otherwise the thread that holds it will."""
         if self._has_pending() and self._lock.acquire(blocking=False):
             self._holder = threading.get_ident()
             self._release()
@@ -53,11 +54,11 @@ class StepLock:
     def _release(self) -> None:
         try:
             self._process()
-            self._on_release()  # before another thread can take the lock: what it raises is this work's
+            self._on_release()  # before the lock is released: its exceptions belong to this work
         finally:
             self._holder = None
             self._lock.release()
-            self.process_pending()  # recorded since
+            self.process_pending()  # work recorded in the meantime
 
 
 class LockedSection:
@@ -84,14 +85,14 @@ class LockedSection:
 def forward_isolated(
     forward: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> tuple[StepPlan, Tensor, list[tuple[Sequence, Exception]]]:
-    """Compute `plan` by halves until each failure is isolated to one sequence.
+    """Compute a plan that failed by halves, again and again, until each failure is isolated to one sequence.
 
-    Positions are written again with the same keys and values, and nothing else has changed, since `commit` comes later.
-    A failure that does not recur ends no request.
+    Positions are written again with the same keys and values, and no other state has changed before `commit`. A failure
+    that does not recur ends no request.
 
     Returns:
-        the plan without sequences that fail even alone (and without their beams), the logits of the others
-        [sample, vocab], and the error of each failed sequence.
+        the plan without sequences that fail even when computed alone (and without their beams), the logits [sample,
+        vocab] of the other sequences, and the error of each failed sequence.
     """
     failed: list[tuple[Sequence, Exception]] = []
     rows: dict[Sequence, Tensor] = {}
@@ -101,7 +102,7 @@ def forward_isolated(
         if not half.spans:
             continue
         try:
-            logits = forward(half).clone()  # what a step gives is valid until the next
+            logits = forward(half).clone()  # the output of a step is only valid until the next step
         except Exception as error:
             if len(half.spans) == 1:
                 failed.append((half.spans[0].sequence, error))
@@ -117,7 +118,7 @@ def forward_isolated(
 
 
 def select_logits(plan: StepPlan, remaining: StepPlan, logits: Tensor) -> Tensor:
-    """Select from the `logits` [sample, vocab] of `plan` those of the spans of `remaining`."""
+    """Return the rows of `logits` [sample, vocab], computed for `plan`, that belong to spans of `remaining`."""
     sequences = {span.sequence for span in remaining.spans}
     parts = logits.split([span.num_logits for span in plan.spans])
     rows = [span_rows for span, span_rows in zip(plan.spans, parts, strict=True) if span.sequence in sequences]

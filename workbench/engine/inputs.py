@@ -1,4 +1,4 @@
-"""Turn inputs into requests, validate them once, and define the owner that may submit them."""
+"""Convert inputs to requests, validate each once, and define the interface of a runner's owner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def parse_sampling(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
-    """Parse SamplingParameters from plain values; an error is one line with the path."""
+    """Parse SamplingParameters from plain values; an error is one line that begins with the path of the setting."""
     try:
         return SamplingParameters.model_validate(values)
     except ValidationError as error:
@@ -31,8 +31,9 @@ def parse_sampling(values: dict[str, Any], where: str = "sampling") -> SamplingP
 
 
 def with_sampling_signature(stream: Streams) -> Streams:
-    """Add every sampling parameter, with type and default, to the signature of `stream`, so that a notebook completes
-    them."""
+    """Add every sampling parameter, with its type and default, to the signature of `stream`, so that a notebook can
+    complete the names.
+    """
     known = inspect.signature(stream)
     named = inspect.signature(SamplingParameters).parameters.values()
     kept = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -48,10 +49,10 @@ def make_requests(
     assemble: Callable[[Conversation, int], Prompt],
     defaults: Mapping[str, Any] | None = None,
 ) -> list[Request]:
-    """Return requests in the given order; texts are encoded and take the next of `request_ids`, conversations too.
+    """Return requests in the given order; texts and conversations are encoded and take the next id of `request_ids`.
 
-    `assemble` makes the prompt of a conversation, with so many tokens wanted for the answer. `defaults` are the model's
-    own, for what `values` leave open; beams take the distribution as it is.
+    `assemble` builds the prompt of a conversation, given the number of answer tokens. `defaults` are the model's
+    recommended parameters, used where `values` has none; beam search does not use them.
     """
     sampling = parse_sampling({**({} if values.get("beams") else defaults or {}), **values})
     items = [inputs] if isinstance(inputs, str | Conversation | Request) else list(inputs)
@@ -70,16 +71,16 @@ def make_requests(
 
 
 def assemble(model: PromptReader, conversation: Conversation, context: int, overflow: str, max_tokens: int) -> Prompt:
-    """Return the prompt of a conversation, within `context` tokens as `overflow` says.
+    """Return the prompt of a conversation; `overflow` is the policy for prompts over `context` tokens.
 
-    `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
+    `cut_oldest` keeps `max_tokens` tokens free for the answer, at most half of the context.
     """
     free = min(max_tokens, context // 2) if overflow == "cut_oldest" else 1
     return conversation.prompt(model, context=context, max_tokens=free, overflow=overflow)
 
 
 def is_single(inputs: RequestInput) -> bool:
-    """Return whether this is a lone text or conversation: what is wrong with it is raised."""
+    """Return whether `inputs` is a single text or conversation; its errors are raised, not emitted as events."""
     return isinstance(inputs, str | Conversation)
 
 
@@ -99,7 +100,7 @@ def _request_of_conversation(
 
 
 def make_request(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
-    """Encode `text` into a request. If that fails, the request carries the reason and it alone is refused."""
+    """Encode `text` into a request. If that fails, the request carries the reason, and only this request is refused."""
     try:
         ids = _encode(text, tokenizer)
     except WorkbenchError as error:
@@ -111,7 +112,7 @@ def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     if tokenizer is None:
         raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not text")
     ids = tokenizer.encode(text)
-    # An empty text stays empty, and is refused: what a tokenizer puts before every text is no prompt.
+    # An empty text stays empty and is refused: begin tokens alone are not a prompt.
     return (*tokenizer.bos_token_ids, *ids) if ids else ()
 
 
@@ -121,13 +122,13 @@ def sample_id(request_id: str, number: int) -> str:
 
 
 def split_samples(request: Request) -> list[Request]:
-    """Split a request into one per sample, with seeds counted up."""
+    """Split a request into one per sample, with consecutive seeds."""
     asked = request.sampling
     if asked.num_sequences == 1:
         return [request]
     alone: dict[str, Any] = {"n": 1, "best_of": None, "ranking": None, "beams": 0, "search": None}
     if not asked.beams and asked.num_sequences > asked.n and asked.logprobs is None:
-        alone["logprobs"] = 0  # they are ranked by the chosen tokens'
+        alone["logprobs"] = 0  # they are ranked by the log-probabilities of the chosen tokens
     samples = []
     for number in range(asked.num_sequences):
         own = {**alone, "seed": (asked.seed + number) % 2**63}
@@ -140,7 +141,7 @@ def split_samples(request: Request) -> list[Request]:
 
 
 def check_request(request: Request, vocab_size: int) -> None:
-    """Refuse an empty prompt, ids outside the vocabulary, and an invalid arrival time (WorkbenchError)."""
+    """Raise WorkbenchError for an empty prompt, ids outside the vocabulary, and an invalid arrival time."""
     if request.invalid_reason:
         raise WorkbenchError(f"request {request.request_id}: {request.invalid_reason}")
     if not request.prompt_ids:
@@ -162,7 +163,7 @@ def check_request(request: Request, vocab_size: int) -> None:
 
 
 def arrival(request: Request) -> float:
-    """Return the submission time in seconds from the start; 0 for an invalid one, which is refused then."""
+    """Return the arrival time in seconds from the start; 0 if it is invalid, since such a request is refused later."""
     return request.arrival if _is_time(request.arrival) else 0.0
 
 
@@ -171,13 +172,13 @@ def _is_time(arrival: object) -> bool:
 
 
 def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_token_ids: tuple[int, ...]) -> Request:
-    """Under `cut_oldest`, truncate a prompt that leaves no room: drop the oldest tokens, as many as the output may
-    need.
+    """Truncate a prompt that leaves no room for the output, if `overflow` is `cut_oldest`: drop as many of the oldest
+    tokens as the output may need.
 
-    At least half the context stays, and so do the tokens that the tokenizer puts before every text.
+    At least half of the context stays, and so do the begin tokens that the tokenizer puts before every text.
     """
     ids = request.prompt_ids
-    if not isinstance(ids, tuple | list):  # a fault, with which it is refused
+    if not isinstance(ids, tuple | list):  # an invalid type, refused later
         words = f"prompt_ids is of type {type(ids).__name__}; give a tuple of token ids"
         return replace(request, prompt_ids=(), invalid_reason=request.invalid_reason or words)
     if overflow != "cut_oldest" or len(ids) < max_model_len:
@@ -185,27 +186,29 @@ def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_tok
     front = bos_token_ids if ids[: len(bos_token_ids)] == bos_token_ids else ()
     kept = max(max_model_len // 2, max_model_len - request.sampling.max_output_tokens) - len(front)
     cut = len(ids) - len(front) - kept
-    # What was to be kept does not begin the prompt any more.
+    # The pinned prefix no longer starts the prompt.
     return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut, pins=())
 
 
 class RunnerOwner(Protocol):
-    """The owner of a runner, with a thread of its own while there is work; others stream through it."""
+    """The owner of a runner, whose thread uses it while there is work; other threads stream requests through the
+    owner.
+    """
 
     def is_current_thread(self) -> bool:
-        """Return whether this is the owner's thread."""
+        """Return whether the current thread is the owner's."""
         ...
 
     def is_other_thread(self) -> bool:
-        """Return whether the owner's thread is at work and is not this one."""
+        """Return whether the owner's thread is busy and differs from the current thread."""
         ...
 
     def stream(self, requests: RequestInput, **sampling: object) -> Iterator[Event]: ...
 
     def call(self, function: Callable[[Any], Result]) -> Result:
-        """Return `function(runner)`, run between two of its steps."""
+        """Run `function(runner)` between two steps and return its result."""
         ...
 
     def run_soon(self, function: Callable[[], object]) -> None:
-        """Run `function` in the owner's thread, between two steps, and do not wait for it."""
+        """Schedule `function` to run in the owner's thread between two steps, and return at once."""
         ...

@@ -32,23 +32,23 @@ def load(
             print(event.text, end="")
 
     Args:
-        model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat` (which calls tools), a model that `workbench
-            model get` fetched (`smollm2`, `OWNER/NAME`), or `shape:NAME` with random weights; or the section `model`
-            of settings.
+        model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat` (trained for tool calls), a model downloaded by
+            `workbench model get` (`smollm2`, `OWNER/NAME`), or `shape:NAME` with random weights; or a whole section
+            `model` of settings.
         listener: receives every event of the runner.
-        report: receives a line on each slow part of loading.
+        report: receives a line of text for each slow part of loading.
         clock: returns seconds.
-        sleep: waits for arrivals.
-        settings: settings of `EngineConfig`, as sections or by their own names; see the table below.
+        sleep: waits a number of seconds until the next arrival.
+        settings: settings of `EngineConfig`, as sections or by flat names; see the table below.
 
     Raises:
-        WorkbenchError: for a model that cannot be read, and for settings that are unknown or cannot be carried out.
+        WorkbenchError: for a model that cannot be read, and for unknown or unsupported settings.
     """
     return Runner(EngineConfig.build(model, **settings), listener=listener, report=report, clock=clock, sleep=sleep)
 
 
 def settings_table() -> str:
-    """Return the settings that `load` takes, as lines of a Markdown table."""
+    """Return the settings of `load` as lines of a Markdown table."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for name in EngineConfig.model_fields:
         section = SECTIONS.get(name)
@@ -64,7 +64,7 @@ def settings_table() -> str:
 
 
 def _default(name: str) -> Any:
-    """Return the default of a setting by the name that `load` takes; that of a section is its main setting's."""
+    """Return the default of a setting of `load`; for a section, the default of its main setting."""
     default = _field(name).default
     return getattr(default, "kind", default)
 
@@ -80,7 +80,9 @@ def _field(name: str) -> Any:
 
 
 def _signature() -> inspect.Signature:
-    """Return the signature of `load` with every setting in place of `**settings`, so that a notebook completes them."""
+    """Return the signature of `load` with every setting in place of `**settings`, so that a notebook can complete
+    them.
+    """
     parameters = [each for each in inspect.signature(load).parameters.values() if each.name != "settings"]
     names = [name for name in (*EngineConfig.model_fields, *FLAT_NAMES) if name != "model"]
     keyword = inspect.Parameter.KEYWORD_ONLY

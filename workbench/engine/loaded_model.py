@@ -1,5 +1,6 @@
-"""Load the model of a config: a folder, a GGUF file, a model of the workbench's or a fetched one by its name, or
-`shape:NAME` with random weights."""
+"""Load the model of a config: a folder, a GGUF file, the name of a workbench model or a downloaded one, or `shape:NAME`
+with random weights.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 LOAD, RANK_MODULE = "load", "workbench.engine.rank_process"
-RANK_SECTIONS = {"model", "backend", "attention", "cache", "parallel"}  # settings that a rank but 0 needs
+RANK_SECTIONS = {"model", "backend", "attention", "cache", "parallel"}  # settings that ranks other than 0 need
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 BUNDLED_MODELS = {
     "demo": DEMO_FOLDER / "target",
@@ -65,18 +66,20 @@ BUNDLED_MODELS = {
     "demo-chat": DEMO_FOLDER / "chat",
 }
 SHAPE_PREFIX = "shape:"
-LOADING_AGAIN = 10.0  # seconds between lines on a load that takes long
+LOADING_AGAIN = 10.0  # seconds between progress lines of a long load
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, and the backends that were selected for it, if any: its own backend does all otherwise."""
+    """A model in memory, with the backends that were selected for it; if there are none, the model's own backend
+    computes all steps.
+    """
 
     transformer: Transformer
-    tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
+    tokenizer: Tokenizer | None = None  # None for shapes, which only take token ids
     backends: Backends | None = None
     folder: Path | None = None  # the folder with the chat template, if there is one
-    processes: OtherRanks | None = None  # processes of the other ranks; the model is rank 0's share then
+    processes: OtherRanks | None = None  # processes of the other ranks; `model` is then rank 0's share
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any."""
@@ -91,17 +94,18 @@ class LoadedModel:
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
-        """Return the sampling parameters that the makers recommend, for requests that do not say."""
+        """Return the sampling parameters that the model's authors recommend, which are defaults for requests."""
         return {} if self.folder is None or not self.folder.is_dir() else read_sampling_defaults(self.folder)
 
     def for_settings(self, before: EngineConfig, config: EngineConfig) -> LoadedModel | None:
-        """Return this model for `config`, with the same weights in memory; None where it has to be loaded anew.
+        """Return this model for use with `config`, with the same weights in memory; None if it must be loaded again.
 
-        It serves settings that differ from `before`, with which it was loaded, in cache, schedule, speculation and all
-        that is not the engine's. Backend `auto` measures the cache's settings, and mlir lays weights out for them.
+        The weights can be shared if `config` differs from `before` (the config it was loaded with) only in cache,
+        schedule, speculation and settings outside of the engine. With backends `auto` and mlir the model is loaded
+        again: `auto` measures with the cache settings, and mlir lays out weights for them.
 
         Raises:
-            WorkbenchError: for settings that cannot be carried out.
+            WorkbenchError: for unsupported settings.
         """
         same = ("model", "backend", "compile", "attention", "batch_invariant", "parallel")
         if any(getattr(before, name) != getattr(config, name) for name in same) or config.parallel.tensor > 1:
@@ -112,12 +116,12 @@ class LoadedModel:
 
     @classmethod
     def load(cls, config: EngineConfig, report: Callable[[str], None] = to_stderr) -> LoadedModel:
-        """Load `config.model` and select its backends for this machine; `report` gets a line on each slow part.
+        """Load `config.model` and select its backends for this machine; `report` receives a line for each slow part.
 
         Settings are checked before weights are read.
 
         Raises:
-            WorkbenchError: for a model that is not there or not readable, and for settings that cannot be carried out.
+            WorkbenchError: for a missing or unreadable model, and for unsupported settings.
         """
         size = config.parallel.tensor
         if size == 1:
@@ -138,7 +142,7 @@ class LoadedModel:
 
     @classmethod
     def load_rank(cls, config: EngineConfig, ranks: Ranks) -> LoadedModel:
-        """Load the share of a rank but 0, as `load` does for rank 0."""
+        """Load the part of the model that a rank other than 0 computes, as `load` does for rank 0."""
         return cls._load(config, lambda line: None, ranks)
 
     @classmethod
@@ -150,7 +154,7 @@ class LoadedModel:
             device = torch.device("cuda", ranks.rank % torch.cuda.device_count())
         source = _source(name, config.attention, config.model.context)
         with (
-            ThreadPoolExecutor(1) as beside,  # a large vocabulary takes as long as the weights
+            ThreadPoolExecutor(1) as beside,  # a large vocabulary takes as long to load as the weights
             report_if_slow(f"loading the weights of {name}", report, again=LOADING_AGAIN, share=source.share_read),
         ):
             tokenizer = beside.submit(source.tokenizer)
@@ -158,7 +162,7 @@ class LoadedModel:
             requirements = _requirements(config, source, format, device, 1 if ranks is None else ranks.size)
             dtype, shapes, cache_dtype = requirements.dtype, requirements.cache, config.cache_dtype(requirements.dtype)
             backends = select_backends(config.backend, requirements)
-            if ranks is not None:  # the modules as they are written, in every step
+            if ranks is not None:  # eager modules in every step
                 backends = Backends.uniform(backends.blocks, backends.reason, requirements)
 
             def state(each: Keep = keep_all) -> dict[str, Tensor]:
@@ -166,7 +170,7 @@ class LoadedModel:
                     dtype, config.model.seed, format, reasons, lambda cost: report(f"{name}: {cost}"), each
                 )
 
-            # The state has no name: what is laid out anew later is then freed matrix by matrix.
+            # The state dict has no name here, so matrices are freed one by one when they are laid out again.
             if ranks is None:
                 model = Transformer.from_state(source.spec, state(), backends.blocks, format, dtype=dtype)
             else:
@@ -188,7 +192,7 @@ class LoadedModel:
             backends = replace(backends, reason=why)
         trim_heap()
         if absent := source.absent_token_ids():
-            report(f"{name}: {', '.join(absent)}: no row of the vocabulary has it; taken as absent")
+            report(f"{name}: {', '.join(absent)}: the vocabulary has no such row; the token is taken as absent")
         return cls(model, tokenizer.result(), backends, source.folder)
 
 
@@ -196,7 +200,7 @@ def check_settings(config: EngineConfig) -> Backends:
     """Return the backends that `LoadedModel.load` would select, without reading weights or autotuning.
 
     Raises:
-        WorkbenchError: for a model that is not there, and for settings that the model or this machine cannot carry out.
+        WorkbenchError: for a missing model, and for settings that the model or this machine does not support.
     """
     source = _source(config.model.name, config.attention, config.model.context)
     format, device = source.weight_format(config)[0], _device(config.model.device)
@@ -206,7 +210,9 @@ def check_settings(config: EngineConfig) -> Backends:
 def _requirements(
     config: EngineConfig, source: _Source, format: WeightFormat, device: torch.device, ranks: int
 ) -> Requirements:
-    """Return what `config` demands of a backend. Raises WorkbenchError for weights or a cache that no model has."""
+    """Return the requirements of `config` on a backend. Raises WorkbenchError for impossible weights or cache
+    settings.
+    """
     page_size = config.cache.page_size
     format.check(source.spec)
     config.cache.check(len(source.spec.layers), page_size)
@@ -224,8 +230,9 @@ def _requirements(
 def describe_model(
     name: str, attention: AttentionConfig | None = None, context: int | None = None
 ) -> tuple[ModelSpec, str]:
-    """Return the spec of the model called `name` with its attention and its context changed, and the dtype that `auto`
-    means; reads no weights."""
+    """Return the spec of the model `name` with changed attention and context, and the dtype for `auto`; reads no
+    weights.
+    """
     source = _source(name, attention or AttentionConfig(), context)
     return source.spec, str(source.stored_dtype).removeprefix("torch.")
 
@@ -233,15 +240,17 @@ def describe_model(
 def weight_format(
     model: ModelConfig, attention: AttentionConfig | None = None, backend: str = AUTO_BACKEND
 ) -> WeightFormat:
-    """Return the format in which `LoadedModel.load` keeps a model's weights for a backend; of a quantized folder it
-    reads scales."""
+    """Return the format in which `LoadedModel.load` stores a model's weights for a backend; for a quantized folder this
+    reads the scales.
+    """
     config = EngineConfig(model=model, attention=attention or AttentionConfig(), backend=backend)
     return _source(model.name, config.attention).weight_format(config)[0]
 
 
 def weight_storage(model: ModelConfig, backend: str = AUTO_BACKEND) -> dict[str, Any]:
-    """Return how a model's weights are kept for a backend: formats of blocks and head, bytes of the matrices in few
-    bits in memory and in the files, and a line for each reason why others are widened."""
+    """Return how a model's weights are stored for a backend: formats of blocks and head, bytes of the quantized
+    matrices in memory and in the files, and a line for each reason why a matrix is stored wider than in its file.
+    """
     config = EngineConfig(model=model, backend=backend)
     source = _source(model.name, config.attention)
     format, reasons = source.weight_format(config)
@@ -263,29 +272,29 @@ def _device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class _Source:
-    """The origin of a model: `spec` is the model to build, `trained` that of its folder, if there is one."""
+    """The source of a model: `spec` is the model to build, `trained` the spec of its folder, if there is one."""
 
     spec: ModelSpec
     attention: AttentionConfig
     folder: Path | None = None
     trained: ModelSpec | None = None
-    files: list[GGUFFile] = field(default_factory=list, repr=False)  # held open, if it has such
-    read: list[StoredParameter] = field(default_factory=list, repr=False)  # threads add to it
+    files: list[GGUFFile] = field(default_factory=list, repr=False)  # open files, if any
+    read: list[StoredParameter] = field(default_factory=list, repr=False)  # several threads increase it
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """Return the model on disk; of shapes there is none."""
+        """Return the checkpoint on disk; None for shapes."""
         assert self.folder is not None
         return open_checkpoint(self.folder)
 
     @cached_property
     def wanted(self) -> dict[str, StoredParameter]:
-        """Return the parameters as they are stored; of shapes there are none."""
+        """Return the stored parameters; empty for shapes."""
         return {} if self.trained is None else wanted_parameters(self.checkpoint, self.trained)
 
     def share_read(self) -> float:
-        """Return the share of the weights' numbers that is read; of quantized files each is looked at before."""
-        if "wanted" not in vars(self):  # this is another thread, which opens no file
+        """Return the fraction of the weights that has been read; quantized files are also scanned once before."""
+        if "wanted" not in vars(self):  # another thread, which must not open a file
             return 0.0
         looked_at = list(self.checkpoint.kept) if self.wanted else []
         numbers = sum(math.prod(each.shape) for each in (*looked_at, *self.read))
@@ -294,16 +303,17 @@ class _Source:
 
     @cached_property
     def stored_dtype(self) -> torch.dtype:
-        """Return the dtype that `auto` means: the files' own, bfloat16 for shapes."""
+        """Return the dtype for `auto`: that of the files, or bfloat16 for shapes."""
         return torch.bfloat16 if self.folder is None else stored_dtype(self.folder)
 
     def dtype(self, model: ModelConfig) -> torch.dtype:
-        """Return what the model computes in."""
+        """Return the dtype of computation."""
         return self.stored_dtype if model.dtype == "auto" else parse_dtype(model.dtype)
 
     def weight_format(self, config: EngineConfig) -> tuple[WeightFormat, dict[str, str]]:
-        """Return the format of the weights in memory; for auto it is the files' own where products of the backend
-        multiply from it. And why it is not, by stored tensor (see `cost_of_widening`)."""
+        """Return the format of the weights in memory, and by stored tensor the reason why it is widened (see
+        `cost_of_widening`). For auto it is the files' format if the backend has products for it.
+        """
         settings = config.model
         setting = settings.format
         if settings.weights != "auto":
@@ -325,9 +335,10 @@ class _Source:
         return format, reasons
 
     def _refusals(self, config: EngineConfig) -> tuple[Refuses, str | None]:
-        """Return why the backend that will decode does not multiply from a format, and why not from a fused matrix in
-        several formats. Under `auto` a format is kept where mlir has a product for it: in plain torch one in words
-        takes longer than a dense one."""
+        """Return why the decode backend has no product for a format, and why it has none for a fused matrix in several
+        formats. Under `auto` a format is kept only if mlir has a product for it: in plain torch, a product with packed
+        words is slower than a dense one.
+        """
         device, ranks = _device(config.model.device), config.parallel.tensor
         backends = select_backends(config.backend, _requirements(config, self, WeightFormat(), device, ranks))
         quick = config.backend == AUTO_BACKEND and device.type == "cpu" and not backend_problems()[Backend.MLIR]
@@ -353,8 +364,9 @@ class _Source:
         report: Callable[[str], None],
         keep: Keep = keep_all,
     ) -> dict[str, Tensor]:
-        """Return the parameters, stored as `format` says, but dense where attention is changed; `report` gets a line on
-        the cost of widening those that the files store in other bits. Of each parameter `keep` says what is kept."""
+        """Return the parameters in `format`, but dense if attention is changed; `report` receives a line on the cost of
+        widening quantized matrices of the files. `keep` selects the part of each parameter to keep.
+        """
         if self.folder is None or self.trained is None:
             return random_weights(self.spec, dtype, seed, format, keep)
         checkpoint, names, unchanged = self.checkpoint, self.wanted, self.attention.is_unchanged
@@ -363,14 +375,14 @@ class _Source:
             report(cost)
         keep_own = keep if unchanged else keep_all
         stored = read_weights(checkpoint, self.trained, names, dtype, format, keep_own, self.read.append)
-        checkpoint.kept.clear()  # scales, which take memory
+        checkpoint.kept.clear()  # scales, which use memory
         if unchanged:
             return stored
         changed = change_attention(self.trained, stored, self.attention)[1]
         return changed if keep is keep_all else keep(quantize(changed, self.spec, kept_as))
 
     def absent_token_ids(self) -> list[str]:
-        """Return the special tokens to which the files give an id that no row of the vocabulary has."""
+        """Return the special tokens with an id outside of the vocabulary."""
         ends: list[str] = []
         if self.folder is None:
             return ends
@@ -401,7 +413,7 @@ def _with_context(spec: ModelSpec, context: int | None) -> ModelSpec:
 
 
 def model_folder(name: str) -> Path | None:
-    """Return the folder, or the GGUF file, that a model's name means; None for a shape."""
+    """Return the folder or GGUF file of a model by its name; None for `shape:NAME`."""
     return None if name.startswith(SHAPE_PREFIX) else _folder(name)
 
 
@@ -418,7 +430,7 @@ def _folder(name: str) -> Path:
 
 
 def stored_dtype(path: Path) -> torch.dtype:
-    """Return the dtype in a model's config, under its new name or its old one; float32 if there is none."""
+    """Return the dtype that a model's config gives, under its new or old key; float32 if it gives none."""
     fields = read_config(path)
     key = "torch_dtype" if fields.get("dtype") is None else "dtype"
     name = fields.get(key)
@@ -430,9 +442,9 @@ def stored_dtype(path: Path) -> torch.dtype:
 
 
 def trim_heap() -> None:
-    """Return memory that was freed but kept for later (glibc's malloc_trim; elsewhere nothing happens).
+    """Return freed memory to the system (glibc's malloc_trim; no effect on other systems).
 
-    Creating or converting weights leaves a hundred megabytes of freed pieces that decode never asks for again.
+    Creating or converting weights leaves about a hundred megabytes of freed pieces that decode never uses.
     """
     try:
         release = ctypes.CDLL(None).malloc_trim

@@ -1,4 +1,6 @@
-"""Process outputs: detokenize sampled tokens up to a request's end, and deliver events to the queue of each stream."""
+"""Process outputs: detokenize sampled tokens, detect a request's end, and deliver events to the queue of each
+stream.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from workbench.trace.events import Event, Submitted
 
 
 class StopCause(NamedTuple):
-    """The cause of a text's end, or none.
+    """The cause of a text's end; its fields are empty as long as the text has not ended.
 
-    `by` is eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the model's is full);
-    `stop` is the token id or the stop string.
+    `by` is eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the model's context
+    is full); `stop` is the token id or the stop string.
     """
 
     by: str = ""
@@ -32,10 +34,11 @@ NOT_STOPPED = StopCause()
 
 
 class StopChecker:
-    """A stop checker: it detokenizes, and finds the end by an end token, a stop string, a grammar or a limit.
+    """A stop checker for one request: it detokenizes, and detects the end by an end token, a stop string, a grammar or
+    a limit.
 
-    A thought before the answer is a text of its own: no stop string ends it, and max_tokens does not count it unless
-    asked to.
+    A thought before the answer is a separate text: stop strings do not apply to it, and max_tokens does not count it by
+    default.
     """
 
     def __init__(
@@ -70,8 +73,8 @@ class StopChecker:
 
         Args:
             token_id: the token.
-            constraint: the finish reason of the request's constraint, if it lets nothing follow. A limit that is
-                reached with the token goes before it.
+            constraint: the finish reason of the request's constraint if no token may follow. A limit reached with this
+                token takes precedence.
         """
         self._count += 1
         self.channel = "text"
@@ -91,7 +94,7 @@ class StopChecker:
         return text, self.end_by_constraint(constraint) if constraint is not None and reason is None else reason
 
     def _new_detokenizer(self) -> Detokenizer | WholeTextDetokenizer | None:
-        """Return a detokenizer of the answer, behind the prompt and the thought."""
+        """Return a detokenizer of the answer, which follows the prompt and the thought."""
         if self._tokenizer is None:
             return None
         if self._is_whole:
@@ -105,7 +108,7 @@ class StopChecker:
         return self.end_by_constraint(FinishReason.LENGTH)
 
     def end_by_constraint(self, reason: FinishReason) -> FinishReason:
-        """Note the cause of an answer's end, which is complete or has no room; return the reason."""
+        """Record why a constrained answer ends (it is complete, or has no room), and return the finish reason."""
         if reason == FinishReason.STOP:
             self.cause = StopCause("grammar")
             return reason
@@ -131,11 +134,11 @@ class StopChecker:
 
     @property
     def thought_text(self) -> str:
-        """Return the text of the thought that was shown."""
+        """Return the text of the thought as far as it was shown."""
         return "" if self._thought_detokenizer is None else self._thought_detokenizer.text
 
     def finish(self) -> str:
-        """Return text that was held back."""
+        """End the text, and return the rest of it that was held back."""
         if self._thought_detokenizer is not None:
             self._thought_detokenizer.finish()
         return self._detokenizer.finish() if self._detokenizer is not None else ""
@@ -147,15 +150,16 @@ class StopChecker:
 
 @dataclass(frozen=True)
 class DetokenizedTokens:
-    """The sampled tokens of one request in one step: the text to show for each, the channel of each (text or thought),
-    and the finish reason if it came."""
+    """The sampled tokens of one request in one step: the text and channel (text or thought) of each, and the finish
+    reason if there is one.
+    """
 
     tokens: list[SampledToken]
     texts: list[str]
     channels: list[str]
     finish_reason: FinishReason | None = None
     error: str = ""
-    num_accepted: int = 0  # accepted draft tokens
+    num_accepted: int = 0  # number of accepted draft tokens
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -163,7 +167,9 @@ class DetokenizedTokens:
 
 
 def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> DetokenizedTokens:
-    """Push tokens until one ends the request or cannot be detokenized; all but the last are accepted drafts."""
+    """Push tokens to the stop checker until one of them ends the request or cannot be detokenized; all tokens but the
+    last are accepted drafts.
+    """
     texts: list[str] = []
     channels: list[str] = []
     accepted = len(sampled) - 1
@@ -175,7 +181,7 @@ def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> Detoke
             return DetokenizedTokens(sampled[:place], texts, channels, reason, num_accepted=accepted)
         try:
             text, reason = stop_checker.push(choice.token_id, choice.finish_reason)
-        except Exception as error:  # an id, say, that the model has and the tokenizer lacks
+        except Exception as error:  # for example an id of the model that the tokenizer lacks
             taken = sampled[: place + 1]
             return DetokenizedTokens(taken, texts, channels, error=describe_error(error), num_accepted=accepted)
         texts.append(text)
@@ -186,10 +192,11 @@ def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> Detoke
 
 
 class OutputProcessor:
-    """One output queue per stream, by request id; `emit` receives every event too.
+    """The processor of all outputs: it has one output queue per stream, by request id, and passes every event to `emit`
+    too.
 
-    A sample of a request with several has an id of its own in the engine, and leaves with the request's id and its
-    number.
+    If a request has several samples, each has its own id in the engine; its events carry the request's id and the
+    sample number.
     """
 
     def __init__(self, emit: Callable[[Event], None]):
@@ -199,19 +206,21 @@ class OutputProcessor:
         self._best_of: dict[str, BestOf] = {}
 
     def add_request(self, name: str, queue: deque[Event], sample_of: tuple[str, int] | None = None) -> None:
-        """Send events of `name` to `queue` from now on; `sample_of` is its request id and sample number."""
+        """Send events of the sequence `name` to `queue` from now on; `sample_of` is its (request id, sample number)."""
         self._queues[name] = queue
         if sample_of is not None:
             self._samples[name] = sample_of
 
     def defer(self, request: Request) -> None:
-        """Defer the events of a request's samples, except their submission, if some of them are chosen at the end."""
+        """Hold back the events of a request's samples, except Submitted, if the samples to return are chosen at the
+        end.
+        """
         sampling = request.sampling
         if not sampling.beams and sampling.num_sequences > sampling.n:
             self._best_of[request.request_id] = BestOf(sampling.num_sequences, sampling.n)
 
     def rank(self, request: Request) -> None:
-        """Let the request's own ranking choose among its samples; WorkbenchError if it cannot rank."""
+        """Choose among the samples of a request by its own ranking; raises WorkbenchError if that is not a ranking."""
         if (part := request.sampling.ranking) is not None:
             self._best_of[request.request_id].rank_by(part)
 
@@ -235,9 +244,11 @@ class OutputProcessor:
                 box.append(each)
 
     def request_ids_of(self, queue: deque[Event]) -> list[str]:
-        """Return the request ids whose events go to `queue`."""
+        """Return the ids of the requests whose events go to `queue`."""
         return [name for name, owner in self._queues.items() if owner is queue]
 
     def sample_ids_of(self, request_id: str) -> list[str]:
-        """Return the ids of a request's unfinished samples; its own id if it has no others."""
+        """Return the sequence ids of a request's unfinished samples; a request with a single sample has one, its own
+        id.
+        """
         return [name for name, (owner, _) in self._samples.items() if owner == request_id] or [request_id]

@@ -1,6 +1,7 @@
-"""Run a rank other than 0: load its share of the model, then do what rank 0 posts.
+"""Run a rank other than 0: load the part of the model that it computes, then execute the commands of rank 0.
 
-`RankProcesses` starts it with `python -m`; under torchrun, `python -m workbench` becomes it in processes but the first.
+`RankProcesses` starts it with `python -m`; under torchrun, `python -m workbench` runs it in all processes except rank
+0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 
 class RankState:
-    """A rank's model and its settings, once rank 0 has posted these."""
+    """The model and settings of a rank, as commands of rank 0 have set them."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
@@ -32,7 +33,7 @@ class RankState:
         self.model = model
 
     def open_store(self, num_pages: tuple[int, ...], page_size: int, dtype: str, shapes: str) -> KVStore:
-        """Open the pages of this rank. Raises WorkbenchError where they would lie otherwise than rank 0's."""
+        """Open the pages of this rank. Raises WorkbenchError if their layout differs from rank 0's."""
         specs = self.model.cache_shapes(self.config.cache)
         if repr(specs) != shapes:
             raise WorkbenchError(f"its cache has another layout than rank 0's: {specs[0]}")
@@ -43,7 +44,7 @@ def main() -> None:
     try:
         state = RankState(ranks := join_ranks())
         ranks.serve({LOAD: state.load, **tasks_of(lambda: state.model, state.open_store)})
-    except (WorkbenchError, SystemExit) as error:  # the ranks do not meet, one was lost, or this one says why it ends
+    except (WorkbenchError, SystemExit) as error:  # no connection, a lost rank, or an error of this one
         end_process(error)
 
 

@@ -1,7 +1,7 @@
-"""Replay the steps of a recorded run: batches formed by wall-clock arrivals come back as they were.
+"""Replay the steps of a recorded run, with the batches that were formed then by wall-clock arrivals.
 
 Requests are submitted and cancelled before the same steps, and the policy's decisions are the recorded ones; clocks
-decide nothing. The scheduler's plans are compared with the record, step by step.
+have no influence. The scheduler's plans are compared with the record, step by step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from workbench.trace.script import RecordedInput, RecordedStep, StepScript
 
 
 class ReplayDiverged(WorkbenchError):
-    """A replay that left the record; the message names the step and the reason."""
+    """Raised if a replay differs from the record; the message names the step and the reason."""
 
 
 class RecordedPolicy:
-    """A policy that returns the recorded decisions of one step, one after another, and promises what the
-    original does."""
+    """A scheduling policy that returns the recorded decisions step by step, with the attributes of the original
+    policy.
+    """
 
     def __init__(self, policy: SchedulingPolicy):
         self.kind, self.steady = policy_name(policy), getattr(policy, "steady", False)
@@ -41,7 +42,7 @@ class RecordedPolicy:
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if not self._left:
-            raise WorkbenchError(f"the policy is to decide for the {self._most + 1}. time, in the record it did not")
+            raise WorkbenchError(f"the policy must decide again, and the record has only {self._most} decisions")
         decision = self._left.popleft()
         requests = {entry.request_id: entry for entry in (*state.running, *state.waiting)}
         order = [
@@ -53,12 +54,12 @@ class RecordedPolicy:
 
 
 def replay(runner: Runner, requests: Iterable[Request], script: StepScript) -> Iterator[Event]:
-    """Replay `requests` as `script` has them and yield the events.
+    """Replay `requests` by the recorded steps `script`, and yield the events.
 
-    Closing the iterator cancels what is in progress; the runner's own policy comes back.
+    Closing the iterator cancels requests in progress and restores the runner's own policy.
 
     Raises:
-        ReplayDiverged: at the first step that differs.
+        ReplayDiverged: at the first different step.
     """
     return _Replay(runner, requests, script).stream()
 
@@ -102,10 +103,10 @@ class _Replay:
             raise ReplayDiverged(f"replay: step {step.number} cannot be formed: {error}") from error
         now = StepScript.from_recorder(_since(self.recorder, heard)).steps
         if not now or now[0].spans != step.spans:
-            raise ReplayDiverged(f"replay: step {step.number} is not what it was: {self._difference(step, now)}")
+            raise ReplayDiverged(f"replay: step {step.number} differs from the record: {self._difference(step, now)}")
 
     def _difference(self, step: RecordedStep, now: tuple[RecordedStep, ...]) -> str:
-        """Return the first span that differs, and the known reason."""
+        """Describe the first different span, with the reason if known."""
         before = {span.sequence: span for span in step.spans}
         planned = {span.sequence: span for span in now[0].spans} if now else {}
         reasons = {each.sequence: each.reason for each in (now[0].actions if now else ())}
@@ -135,7 +136,7 @@ class _Replay:
                 raise ReplayDiverged(f"replay: before step {step} the record submits {name}, which this workload lacks")
 
     def _note(self, event: Event) -> None:
-        """Cancel what another listener cancelled at this event, within a step too."""
+        """Cancel the requests that another listener cancelled at this event in the record, also within a step."""
         self.recorder.record(event)
         if isinstance(event, Finished):
             self._ended[event.request_id] = f"it has ended: {event.error or event.reason}"
@@ -148,7 +149,7 @@ class _Replay:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Install the script's policy, a listener before the runner's own, and the record's clock for cached pages."""
+        """Install the recorded policy, a listener before the runner's own, and the record's clock for cached pages."""
         runner, listener = self.runner, self.runner.telemetry.listener
         policy, index = runner.scheduler.policy, runner.kv_cache.manager.prefix_cache
         clock = index.clock if index is not None else runner.clock

@@ -1,11 +1,12 @@
-"""Run served requests again among their neighbours, in the steps that were recorded.
+"""Run requests again that a server has served, in the recorded steps, together with the requests that shared these
+steps.
 
-    recorded | r1 n s | r1 n s | n t |     r1 is asked for; n and s shared its steps, t shared none of them
-    replayed | r1 n s | r1 n s | n   |     each from its first step to its last
+    recorded | r1 n s | r1 n s | n t |     r1 is to be replayed; n and s shared its steps, t shared none of them
+    replayed | r1 n s | r1 n s | n   |     each request from its first step to its last
 
-A server goes on for long: what its cache held at the time is gone. Tokens that a request found there, or that were
-swapped in from the CPU, are computed in steps of their own before; a request that is not kept is missing from its
-steps. Under `batch_invariant` neither changes a bit, and what was done is listed.
+The contents of the server's cache at that time are gone. Tokens that a request found in the cache, or that were swapped
+in from the CPU, are computed beforehand in extra steps; a request that is no longer stored is missing from its steps.
+Under `batch_invariant` neither changes a bit, and these deviations are listed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from workbench.request import FinishReason, Request
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, Turn
 from workbench.trace.events import Event, Finished, SpanRecord, StepPlanned
 
-OWN_END = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)  # any other came from outside
-EXTRA_PAGES_PER_SEQUENCE = 2  # a page that is begun, and one for drafts
+OWN_END = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)  # others come from outside
+EXTRA_PAGES_PER_SEQUENCE = 2  # a partly filled page, and one for drafts
 
 
 class RecordedEnd(NamedTuple):
-    """The end of a sample: its reason, and all tokens that were sampled."""
+    """The recorded end of a sample: the finish reason, and all sampled tokens."""
 
     sample: int
     reason: str
@@ -40,7 +41,7 @@ class RecordedEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """A request as it was submitted, and the ends of its samples; none of those that go on."""
+    """A request as it was submitted, and the recorded ends of its finished samples."""
 
     request: Request
     ends: tuple[RecordedEnd, ...] = ()
@@ -48,8 +49,10 @@ class ServedRequest:
 
 @dataclass(frozen=True)
 class ReplayedSample:
-    """A sample's tokens then and now. `place` is the first that differs, None for equal ones; `was` or `now` is None
-    where that answer ends before. One that `is_cut` was ended from outside, and is compared as far as it came."""
+    """The recorded and the replayed tokens of a sample. `place` is the index of the first difference, None if they are
+    equal; `was` or `now` is None if that answer ends before. A sample with `is_cut` was ended from outside and is
+    compared up to that end.
+    """
 
     request_id: str
     sample: int
@@ -73,7 +76,7 @@ class ReplayedSample:
 
 @dataclass(frozen=True)
 class RequestReplay(Displayable):
-    """The outcome of a replay: the steps as recorded, each sample, and what was done in another way than then."""
+    """The result of replaying requests: the recorded steps, each sample, and notes on deviations."""
 
     request_id: str
     steps: tuple[StepPlanned, ...]
@@ -101,7 +104,7 @@ class RequestReplay(Displayable):
         return Table(first, [(line,) for line in others], ("replayed",))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         steps = [{"step": each.step, "spans": [span._asdict() for span in each.spans]} for each in self.steps]
         samples = [{**asdict(each), "text": str(each)} for each in self.samples]
         return {"id": self.request_id, "identical": self.identical, "steps": steps, "requests": samples,
@@ -109,21 +112,22 @@ class RequestReplay(Displayable):
 
 
 def request_of(sequence: str) -> str:
-    """Return the id of the request to which a sequence belongs: a sample, or a second stream."""
+    """Return the id of the request to which a sequence belongs, as a sample or as a second stream."""
     return sequence.partition("#")[0].partition("+second")[0]
 
 
 def neighbours_of(asked: Collection[str], steps: Iterable[StepPlanned]) -> set[str]:
-    """Return the requests that shared a step with those asked for, these left out."""
+    """Return the ids of requests that shared a step with one of the requests `asked`, without these."""
     shared = [{request_of(span.sequence) for span in step.spans} for step in steps]
     return {name for names in shared if not names.isdisjoint(asked) for name in names} - {*asked}
 
 
 class _RecordedSpans:
-    """A policy that gives the sequences of a step the recorded spans.
+    """A policy that gives each sequence of a step its recorded span.
 
-    A sequence that has computed more than its next span begins with was preempted then, and is now; one that has
-    computed less has turns before the others."""
+    A sequence with more computed tokens than the start of its next span was preempted in the record, and is preempted
+    now; a sequence with fewer computed tokens gets turns first.
+    """
 
     kind = "recorded spans"
 
@@ -140,25 +144,25 @@ class _RecordedSpans:
         missing = [(each, span.start - each.num_computed_tokens) for each, span in wanted]
         behind = [Turn(each, tokens) for each, tokens in missing if tokens > 0]
         order = behind or [Turn(each, span.tokens) for each, span in wanted]
-        requests = {request_of(span.sequence) for span in self.spans}  # of a second stream: its first brings it back
+        requests = {request_of(span.sequence) for span in self.spans}  # a second stream: its first stream restarts it
         return SchedulerDecision(
             order or [each for each in entries.values() if request_of(each.request_id) in requests], preempted=back
         )
 
 
 class ReplayWork:
-    """A replay under way: `step` until it returns False, then `result`. One thread at a time.
+    """A replay in progress: call `step` until it returns False, then `result`. Use it from one thread at a time.
 
     Args:
-        config: of the engine that served the requests.
-        served: requests by id; those that are asked for and their neighbours are run.
-        steps: of that engine, in order.
-        asked: ids of the requests whose steps are walked.
+        config: config of the engine that served the requests.
+        served: recorded requests by id; the requests of `asked` and their neighbours are run.
+        steps: recorded steps of that engine, in order.
+        asked: ids of the requests to replay.
         model: the model of `config`.
-        name: what is replayed, where that is not the first of `asked`.
+        name: name of the replay in messages; default: the first id of `asked`.
 
     Raises:
-        WorkbenchError: for requests that were in no step, or that have not ended.
+        WorkbenchError: for requests without a recorded step, and for unfinished requests.
     """
 
     def __init__(
@@ -190,8 +194,8 @@ class ReplayWork:
                 starts.setdefault(span.sequence, deque()).append(span.start)
         self._policy, self._starts = _RecordedSpans(starts), starts
         self._coming = deque(self.steps)
-        self._before: Counter[str] = Counter()  # tokens computed beforehand, by sequence
-        self._otherwise: list[str] = []  # spans that are not as recorded
+        self._before: Counter[str] = Counter()  # number of tokens computed beforehand, by sequence
+        self._otherwise: list[str] = []  # descriptions of spans that differ from the record
         self._ends: dict[tuple[str, int], Finished] = {}
         cut = [(name, end) for name, each in self.served.items() for end in each.ends if end.reason not in OWN_END]
         self._cuts = {sample_id(name, end.sample): len(end.token_ids) for name, end in cut}
@@ -211,13 +215,13 @@ class ReplayWork:
         }
         runner = Runner(engine.model_copy(update=update), model, listener=self._note)
         runner.scheduler.set_policy(self._policy)
-        for each in self.served.values():  # in order of arrival, in which a step's spans are packed
+        for each in self.served.values():  # in order of arrival, the order of spans in a step
             runner.submit(each.request, self._queue)
         runner.core.wait_for_grammars()
         return runner
 
     def _pages(self, context: int) -> int:
-        """Return pages for all sequences that run at once, and for the longest answer that a request may have."""
+        """Return the number of pages for all sequences that run at once, with the longest possible answers."""
         size = self.config.cache.page_size
         last = {span.sequence: number for number, (_, spans) in enumerate(self.steps) for span in spans}
         live: dict[str, int] = {}
@@ -234,22 +238,22 @@ class ReplayWork:
         return most
 
     def step(self) -> bool:
-        """Compute one step; return whether one may be left.
+        """Compute one step; return whether more steps may follow.
 
         Raises:
-            WorkbenchError: for a step that cannot be formed.
+            WorkbenchError: if a recorded step cannot be formed.
         """
         return next(self._walk, False)
 
     def _walk_steps(self) -> Iterator[bool]:
-        """Walk the recorded steps; yield after each step that is computed, of which a recorded one may need several."""
+        """Walk the recorded steps; yield after each computed step (a recorded step may need several)."""
         while self._coming:
             recorded, spans = self._coming.popleft()
             live, ids = self.runner.tracker.sequences, recorded.step
             self._policy.spans = left = [span for span in spans if span.sequence in live]
             self._otherwise += [f"step {ids}: {each.sequence} has ended" for each in spans if each.sequence not in live]
-            idle = 0  # steps in a row without any of them: one may preempt
-            steps_left = sum(each.start + 4 for each in left)  # each computes a token that was missing
+            idle = 0  # consecutive steps without a recorded sequence: one may preempt
+            steps_left = sum(each.start + 4 for each in left)  # each step computes missing tokens
             while left:
                 self._planned.clear()
                 try:
@@ -275,7 +279,7 @@ class ReplayWork:
         self.runner.cancel_all(self._queue)
 
     def _compare(self, step: int, recorded: SpanRecord, made: SpanRecord | None) -> None:
-        """Note a span that is not as recorded; of one that is reached, what comes next begins elsewhere."""
+        """Compare a computed span with the recorded one: count missing tokens, or note a difference."""
         if made is None:
             return
         if not _reaches(made, recorded):
@@ -287,7 +291,7 @@ class ReplayWork:
             self._otherwise.append(f"step {step}: {recorded.sequence} had {then}, has {now}")
 
     def _note_cuts(self) -> None:
-        """Note the tokens of samples that have as many as they had when they were ended from outside."""
+        """Record the tokens of samples that have reached the length at which they were ended from outside."""
         for name, sequence in self.runner.tracker.sequences.items():
             if self._cuts.get(name) == len(sequence.output_ids):
                 self._as_cut[name] = (*sequence.output_ids,)
@@ -299,13 +303,13 @@ class ReplayWork:
             self._ends[event.request_id, event.sample] = event
 
     def run(self) -> RequestReplay:
-        """Walk all steps, and return what came of them."""
+        """Run all remaining steps and return the result."""
         while self.step():
             pass
         return self.result()
 
     def result(self) -> RequestReplay:
-        """Return what came of the steps."""
+        """Return the result of the steps so far."""
         samples = [self._sample(name, end) for name, each in self.served.items() for end in sorted(each.ends)]
         samples.sort(key=lambda each: each.is_neighbour)
         return RequestReplay(self.name, tuple(each for each, _ in self.steps), tuple(samples), (*self._remarks(),))
@@ -316,7 +320,7 @@ class ReplayWork:
         is_cut = recorded.reason not in OWN_END
         if is_cut:
             now = now[: len(was)]
-            # A beam was cut in the search, or as its result was handed out, which may be another beam's text.
+            # A beam may have been cut during the search or at its end, when its text may be another beam's.
             now = now if now == was else self._as_cut.get(sample_id(name, recorded.sample), now)
         place = next((n for n, (one, two) in enumerate(zip(was, now, strict=False)) if one != two), None)
         if place is None and len(was) != len(now):

@@ -10,7 +10,7 @@ FINISHED_NORMALLY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CH
 
 
 def submitted_event(request: Request, now: float, arrival: float) -> Submitted:
-    """Return the event of a request that was submitted `now`, and arrived at `arrival`."""
+    """Return the Submitted event of a request submitted at time `now` that arrived at time `arrival`."""
     return Submitted(
         now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
         tenant=request.tenant, priority=request.priority, deadline=request.deadline,
@@ -21,15 +21,15 @@ def submitted_event(request: Request, now: float, arrival: float) -> Submitted:
 def finished_event(
     sequence: Sequence, output: StopChecker | None, now: float, reason: FinishReason, error: str, score: float | None
 ) -> Finished:
-    """Return the event of a sequence's end, with the text that was held back.
+    """Return the Finished event of a sequence, with the held-back text.
 
     Args:
         sequence: the sequence.
-        output: its text and what stopped it; None if it was never admitted.
-        now: the time.
-        reason: why it ended.
-        error: what went wrong, or nothing.
-        score: of a beam.
+        output: its text and stop cause; None if it was never admitted.
+        now: the time in seconds.
+        reason: the finish reason.
+        error: the error message, or None.
+        score: the score of a beam.
     """
     ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
     rest = output.finish() if output is not None and reason is not FinishReason.MOVED else ""
@@ -48,5 +48,5 @@ def finished_event(
 
 
 def emits_no_tokens(request: Request) -> bool:
-    """Return whether the request has no events for single tokens."""
+    """Return whether no event is emitted for each token of the request."""
     return request.final_only and request.sampling.logprobs is None

@@ -1,9 +1,10 @@
-"""Hold what a runner's thread reports of requests that another thread submitted together."""
+"""Collect the events of requests that one thread submits and the runner's thread computes."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.trace.events import Event
@@ -11,15 +12,16 @@ from workbench.waiting import wait_and_serve
 
 
 class RequestHandle:
-    """Requests submitted together. `events` grows while they are served, with their steps' events.
+    """The handle of requests that were submitted together. `events` grows while they run, and includes the events of
+    steps.
 
     Iterating waits for new events; leaving the loop early (an error, the stop button) cancels the requests.
     """
 
     def __init__(self, cancel: Callable[[], None]):
-        """`cancel` cancels the requests soon; the server reports events by `emit`."""
+        """`cancel` is a function that cancels the requests soon; the serving thread reports events by `emit`."""
         self.events: list[Event] = []
-        self.error = ""  # why it ended, where that was no end of a request
+        self.error = ""  # the error that ended all requests
         self._end = cancel
         self._news, self._done = threading.Condition(), False
 
@@ -28,12 +30,14 @@ class RequestHandle:
         return self._done
 
     def stop(self) -> None:
-        """Cancel the requests soon; each finishes with the reason `cancelled`. Does nothing where all are finished."""
-        if not self._done:  # widgets are closed when Python ends, and then no thread can be begun
+        """Cancel the requests soon; each finishes with the reason `cancelled`. No effect if all are finished."""
+        if not self._done:  # widgets are closed at interpreter shutdown, when no thread can be started
             self._end()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all requests are finished, or `seconds`; return whether they are. The stop button cancels them."""
+        """Wait until all requests are finished, at most `seconds`; return whether they are finished. The stop button
+        cancels them.
+        """
         try:
             return wait_and_serve(self._wait, seconds)
         except KeyboardInterrupt:
@@ -45,7 +49,7 @@ class RequestHandle:
             return self._news.wait_for(lambda: self._done, seconds)
 
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        """Append `events`; after `done` there are no more."""
+        """Append `events`; after a call with `done` no more events follow."""
         with self._news:
             self.events += events
             self.error = self.error or error
@@ -53,8 +57,14 @@ class RequestHandle:
             self._news.notify_all()
 
     def __iter__(self) -> Iterator[Event]:
+        events = self._iterate()
+        next(events)  # closing a generator that has not begun would cancel nothing
+        return events
+
+    def _iterate(self) -> Iterator[Any]:
         place = 0
         try:
+            yield
             while True:
                 with self._news:
                     while not self._done and len(self.events) == place:

@@ -40,7 +40,7 @@ from workbench.trace.events import (
 
 
 class RequestTracker:
-    """The request tracker. Every sample has one Submitted and one Finished event, whatever happens in between.
+    """The tracker of all requests of a runner. Every sample has exactly one Submitted and one Finished event.
 
     `emit` receives all events; those of a request go to its output queue too.
     """
@@ -61,16 +61,16 @@ class RequestTracker:
         self._stop_checkers: dict[str, StopChecker] = {}
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
-        self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
+        self._sent: dict[str, tuple[int, int]] = {}  # requests with emitted prompt log-probabilities and pins
         self._constraints = ConstraintFactory(tokenizer, spec.vocab_size)
         self.compiling = CompilingRequests(self._constraints.compiler, clock)
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
-        self._adoptions: dict[str, Adoption] = {}  # by request id: pages that another engine computed
+        self._adoptions: dict[str, Adoption] = {}  # pages that another engine computed, by request id
 
     def submit(self, request: Request, queue: deque[Event], arrival: float | None) -> int:
         """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample.
 
-        One with a grammar is submitted by `submit_compiled`, once that is compiled.
+        A request with a grammar is submitted later, by `submit_compiled`.
         """
         arrival, request = self.clock() if arrival is None else arrival, with_own_thought(request, self.tokenizer)
         names = [sample.request_id for sample in intake.split_samples(request)]
@@ -81,7 +81,7 @@ class RequestTracker:
         return len(names)
 
     def submit_compiled(self) -> None:
-        """Submit the requests whose grammars are compiled; refuse those whose grammars cannot be."""
+        """Submit the requests with compiled grammars; refuse those with a grammar that failed to compile."""
         for ended, grammar, error in self.compiling.pop_compiled():
             request = replace(ended.request, invalid_reason=error) if error else ended.request
             self._submit(request, ended.queue, ended.arrival, grammar)
@@ -92,7 +92,7 @@ class RequestTracker:
     def _submit(
         self, request: Request, queue: deque[Event], arrival: float, grammar: Grammar | None = None, ends: bool = False
     ) -> int:
-        """Queue `request` with its compiled grammar, or with `ends` cancel it."""
+        """Queue `request` with its compiled grammar; with `ends`, cancel it."""
         now = self.clock()
         samples = intake.split_samples(request)
         taken = next((sample.request_id for sample in samples if self._is_taken(sample.request_id)), None)
@@ -122,9 +122,9 @@ class RequestTracker:
             return len(samples)
         try:
             self._admit(request, sequences, grammar)
-        except Exception as error:  # an error of one request does not concern the others
+        except Exception as error:  # an error of one request does not affect the others
             for sequence in sequences:
-                if sequence.pages:  # adopted ones
+                if sequence.pages:  # adopted pages
                     self._cache.manager.free(sequence)
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, describe_error(error))
@@ -141,7 +141,7 @@ class RequestTracker:
         return sequence
 
     def expect_pages(self, request_id: str, adoption: Adoption) -> None:
-        """Let the request of this id, which is submitted next, start on pages that another engine computed."""
+        """Start the request with this id, which must be submitted next, on pages that another engine computed."""
         self._adoptions[request_id] = adoption
 
     def _decline(self, request_id: str) -> None:
@@ -149,7 +149,7 @@ class RequestTracker:
             adoption.decline(self._cache)
 
     def move_out(self, sequence: Sequence) -> None:
-        """End a sequence that another engine goes on with; text that is held back is emitted there."""
+        """End a sequence that another engine continues; that engine emits the held-back text."""
         self._finish(sequence, FinishReason.MOVED)
 
     def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
@@ -181,8 +181,9 @@ class RequestTracker:
             self._scheduler.submit(sequences[0], sequences[1:], as_beams=method is not None)
 
     def _pair(self, sequence: Sequence) -> int:
-        """Make the second stream of `sequence` if its filters want one; return how many tokens longer that prompt is,
-        at least 0. WorkbenchError for one that cannot be."""
+        """Create the second stream of `sequence` if its filters need one; return how many tokens longer its prompt is,
+        at least 0. WorkbenchError if it cannot be created.
+        """
         request = second_request(sequence.request, self.decoder.sampler.combiners_of(sequence.request_id))
         if request is None:
             return 0
@@ -195,14 +196,14 @@ class RequestTracker:
         return max(0, second.prompt_length - sequence.prompt_length)
 
     def process_cancellations(self) -> None:
-        """End the requests to cancel, with all their samples; unknown ids are ignored."""
+        """End the requests with recorded cancellations, with all their samples; unknown ids are ignored."""
         while self.to_cancel:
             request_id = self.to_cancel.popleft()
             compiling = self.compiling.pop(request_id)
             if compiling is not None:
                 self._submit(compiling.request, compiling.queue, compiling.arrival, ends=True)
                 continue
-            if self.decoder.methods.is_hidden(request_id):  # a second stream, of which no client knows
+            if self.decoder.methods.is_hidden(request_id):  # a second stream, which is invisible to clients
                 continue
             names = self._processor.sample_ids_of(request_id)
             if any(name in self.sequences for name in names):
@@ -213,14 +214,14 @@ class RequestTracker:
                     self._finish(sequence, FinishReason.CANCELLED)
 
     def request_ids_of(self, queue: deque[Event]) -> list[str]:
-        """Return the ids of requests whose events go to `queue`."""
+        """Return the ids of the requests whose events go to `queue`."""
         return [*self._processor.request_ids_of(queue), *self.compiling.request_ids_of(queue)]
 
     def before_forward(self, plan: StepPlan, failures: Iterable[tuple[Sequence, str]], now: float) -> StepPlan:
-        """Emit the decisions of a step, and fail the sequences that cannot be part of it.
+        """Emit the decisions of a step, and fail the sequences that cannot take part in it.
 
         Returns:
-            the plan of the others, with the layers whose states their samples need.
+            the plan of the other sequences, with the layers whose hidden states their samplers need.
         """
         self._emit_decisions(plan, now)
         for sequence, fault in (*plan.errors, *failures):
@@ -228,11 +229,11 @@ class RequestTracker:
         return self.decoder.prepare(plan.unfinished())
 
     def _emit_decisions(self, plan: StepPlan, now: float) -> None:
-        """Emit the scheduler's decisions, also those on unknown ids that a policy named."""
+        """Emit the scheduler's decisions, including those for unknown ids from a policy."""
         served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
-            if name in served and name not in self.sequences:  # it has been cancelled
+            if name in served and name not in self.sequences:  # cancelled in the meantime
                 continue
             if action == "preempted":
                 self._send(Preempted(now, name, step=plan.step, reason=reason))
@@ -246,28 +247,28 @@ class RequestTracker:
         drafts: Mapping[str, Draft],
         commit: Callable[[StepPlan, Mapping[str, DetokenizedTokens]], None],
     ) -> None:
-        """Sample the tokens of a step, commit and emit them, and finish the requests that are done.
+        """Sample the tokens of a step, commit and emit them, and finish completed requests.
 
         Args:
             plan: the computed plan.
-            logits: [sample, vocab], its rows, with the states of its layers as further columns.
+            logits: its rows [sample, vocab], with the hidden states of its layers as further columns.
             drafts: drafts by request id.
-            commit: takes the plan of the sequences that advance, and their tokens by request id.
+            commit: function of the plan of advancing sequences and their tokens by request id.
         """
         try:
             sampled = self.decoder.decode(plan, logits, drafts)
-        except Exception as error:  # the requests of this step fail; waiting ones go on
+        except Exception as error:  # the requests of this step fail; waiting ones continue
             self.fail([span.sequence for span in plan.spans], error)
             return
         now = self.clock()
         waits = [span.sequence for span in plan.spans if not sampled.get(span.sequence.request_id, True)]
-        plan = plan.without(waits) if waits else plan  # computed once more, as if they had not been part of it
+        plan = plan.without(waits) if waits else plan  # computed again in a later step
         detokenized = {name: detokenize(self._stop_checkers[name], each) for name, each in sampled.items() if each}
         commit(plan, detokenized)
         self._emit_progress(plan, detokenized, now)
 
     def _prefilled(self, span: Span, step: int, now: float) -> Prefilled:
-        """Build the event of a chunk, with what no event of the request had yet."""
+        """Build the Prefilled event of a chunk, with data that has not been emitted yet."""
         sequence, name = span.sequence, span.sequence.request_id
         logprobs, pinned = sequence.prompt_logprobs or (), sequence.pinned
         if logprobs or pinned:
@@ -279,7 +280,7 @@ class RequestTracker:
         )
 
     def _emit_progress(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens], now: float) -> None:
-        """Emit the progress of each request after the step of `plan`, and finish those that are done."""
+        """Emit the progress of each request after the step of `plan`, and finish completed ones."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if sequence.finish_reason is not None:  # it may have been cancelled
@@ -298,19 +299,20 @@ class RequestTracker:
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
         for method in self.decoder.methods.ready(plan):
-            if self.decoder.methods.of(method.sequences[0]) is not method:  # cancelled by the events of one before
+            if self.decoder.methods.of(method.sequences[0]) is not method:  # cancelled at an earlier event
                 continue
             try:
                 advances = method.advance(plan.step, now, self._scheduler.sequence_groups.advance_beams)
-            except WorkbenchError as error:  # of a part of the user's own
+            except WorkbenchError as error:  # an error of a user-defined part
                 self.fail(method.sequences[:1], error)
                 continue
             for each in advances:
                 self._show(each)
 
     def _show(self, advance: Advance) -> None:
-        """Append the tokens that a method chose for a sequence, emit them as if it had decoded them, and finish it
-        where they end."""
+        """Append the tokens that a decoding method chose for a sequence, emit them like sampled tokens, and finish the
+        sequence at its end.
+        """
         sequence, reason = advance.sequence, None
         together = (sequence, *self.decoder.methods.hidden(sequence))
         if advance.is_whole and sequence.finish_reason is None:
@@ -329,7 +331,9 @@ class RequestTracker:
             self._finish(sequence, reason, score=advance.score)
 
     def fail(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
-        """Fail `sequences` with the error, and what their methods advance together with them."""
+        """Fail `sequences` with the error, together with all sequences that advance jointly with them, such as
+        beams.
+        """
         for sequence in sequences:
             for each in reversed(self.decoder.methods.visible(sequence)):
                 self._finish(each, FinishReason.ERROR, describe_error(error))
@@ -357,8 +361,9 @@ class RequestTracker:
             self.fail([sequence], read.error)
 
     def _send(self, event: Event) -> None:
-        """Emit an event of an unfinished request, none of a second stream, and carry out cancellations that its
-        listeners ask for."""
+        """Emit an event of an unfinished request (not of a second stream), and execute cancellations by its
+        listeners.
+        """
         if self.decoder.methods.is_hidden(event.request_id):
             return
         self._processor.emit(event)
@@ -389,7 +394,7 @@ class RequestTracker:
 
 
 def _accepted_first(span: Span, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens of a tree of drafts, those along which `token_ids` go first."""
+    """Return the tokens of a draft tree with the accepted path `token_ids` first."""
     draft = Draft(span.draft_token_ids, None, span.draft_parents)
     accepted = draft.follow(token_ids)
     others = [place for place in range(len(draft)) if place not in accepted]

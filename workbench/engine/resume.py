@@ -1,11 +1,11 @@
-"""Go on with a request after tokens that another engine sampled for it, as if nothing had come between.
+"""Resume a request after tokens that another engine sampled for it, with the same results as without the interruption.
 
     prompt_ids | generated_ids, never emitted again | tokens to sample |
-               ^ computed as after a preemption      ^ same place in the random stream, same penalties, same limits
+               ^ computed as after a preemption      ^ same position in the random stream, same penalties, same limits
 
-The engine that sampled them may be gone, or may have handed the request over. All that a token depends on is taken up
-from the tokens alone: the detokenizer's held-back characters and stop strings that cross the seam, the thought, the
-grammar. The prefix cache gives what it has of both prompt and generated tokens.
+The other engine may be gone, or may have handed the request over. All state is rebuilt from the tokens: held-back
+characters of the detokenizer, stop strings that span old and new tokens, the thought, the grammar. The prefix cache is
+used for prompt and generated tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from workbench.request import FinishReason, Request
 
 
 def why_not_resumable(request: Request) -> str | None:
-    """Return why a request cannot go on after some of its tokens; None where it can.
+    """Return the reason why a request cannot be resumed after some of its tokens; None if it can.
 
-    Beams and the samples of best_of > n emit nothing before their end, so they can be submitted anew instead.
+    Beams and the samples of best_of > n emit no tokens before their end, so they can be submitted again instead.
     """
     sampling = request.sampling
     if sampling.beams:
@@ -28,12 +28,12 @@ def why_not_resumable(request: Request) -> str | None:
         return "best_of > n cannot be resumed after some tokens; submit the request anew, nothing of it was emitted"
     if sampling.sampler is not None:
         path = sampling.sampler.path
-        return f"sampler {path} cannot be resumed after some tokens: its state is its own, and was not kept"
+        return f"sampler {path} cannot be resumed after some tokens: its state was not saved"
     return None
 
 
 def check_resumable(request: Request, vocab_size: int) -> None:
-    """Refuse generated tokens that no sequence can go on after (WorkbenchError)."""
+    """Raise WorkbenchError if no sequence can be resumed after the request's generated tokens."""
     ids = request.generated_ids
     if not ids:
         return
@@ -48,18 +48,18 @@ def check_resumable(request: Request, vocab_size: int) -> None:
 
 
 def resume(request: Request, output: StopChecker, constraint: Constraint | None) -> FinishReason | None:
-    """Take up what came of `generated_ids`: text, stop strings, limits, thought and grammar.
+    """Rebuild the state of a request after its `generated_ids`: text, stop strings, limits, thought and grammar.
 
     Args:
         request: a request with generated tokens.
-        output: its stop checker, without any token yet.
-        constraint: its constraint, without any token yet; None where it has none.
+        output: its stop checker, without tokens so far.
+        constraint: its constraint, without tokens so far; None if it has none.
 
     Returns:
-        the finish reason, where the last of the tokens ended the request; then nothing is left to compute.
+        the finish reason if the last of the tokens ended the request; then no more tokens are computed.
 
     Raises:
-        WorkbenchError: for tokens that this request could not have had.
+        WorkbenchError: for tokens that this request could not have generated.
     """
     name, ended = request.request_id, None
     for place, token in enumerate(request.generated_ids):

@@ -1,6 +1,6 @@
 """Run requests: text in, events out, one step at a time.
 
-One thread owns a runner. What a step does is in core.py.
+One thread owns a runner. The step itself is in core.py.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from workbench.request import FinishReason, Request
 from workbench.scheduler.policies import parse_policy
 from workbench.trace.events import Event, Finished, SettingsChanged
 
-EXPERT_ROWS_OF_PADDING = 64  # rows at most by which a step's bucket exceeds its tokens
+EXPERT_ROWS_OF_PADDING = 64  # maximum padding rows in a step's bucket
 
 
 class Runner(Displayable):
-    """A model, its KV cache and its requests. The listener receives every event (see `telemetry`)."""
+    """A loaded model with its KV cache and its requests. The listener receives every event (see `telemetry`)."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Runner(Displayable):
         """Create a runner.
 
         Args:
-            config: every setting; the defaults unless given.
-            model: a model that is in memory; `config.model` and `config.backend` are loaded unless it is given.
-            page_orders: for each cache group, the order in which its pages are first used.
-            build_pages: makes the pages of the cache, where they are not its own alone.
+            config: all settings; default: `EngineConfig()`.
+            model: a model in memory; default: load `config.model` for `config.backend`.
+            page_orders: for each cache group, the order in which pages are first used.
+            build_pages: creates the pages of the cache if they are shared with other engines.
             listener: receives every event.
-            report: receives a line on each slow part of loading.
+            report: receives a line of text for each slow part of loading.
             clock: returns seconds.
-            sleep: waits for arrivals.
+            sleep: waits a number of seconds until the next arrival.
         """
         config = (config or EngineConfig()).engine
         if model is not None and config.parallel.tensor > 1 and model.processes is None:
@@ -82,7 +82,7 @@ class Runner(Displayable):
         self.store = self.kv_cache.store
         self.core = EngineCore(config, loaded, self.kv_cache, clock, listener)
         self.scheduler, self.tracker, self.telemetry = self.core.scheduler, self.core.tracker, self.core.telemetry
-        self.schedule = config.schedule  # the present one: see `set_schedule`
+        self.schedule = config.schedule  # the current schedule: see `set_schedule`
         self.owner: RunnerOwner | None = None
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self.core.set_speculator(build_speculator(config, loaded, lambda *draft: Runner(*draft, report=report)))
@@ -98,14 +98,14 @@ class Runner(Displayable):
             for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
                 print(event.text, end="")
 
-        A bad request gets a Finished event with reason "refused"; a lone text or conversation that cannot run raises.
+        An invalid request gets a Finished event with reason "refused"; a single text or conversation raises its error.
         Closing the iterator cancels the rest, and so does an interrupt (Ctrl-C, a notebook's stop button): the runner
-        goes on with the next. With n > 1 each sample has events of its own: the request's id, and the sample's number.
-        Those of best_of > n come when all have finished, those of beams when the search has: samples 0 to n - 1 are the
-        best.
+        can then serve the next requests. With n > 1 each sample has its own events, with the request's id and the
+        sample number. With best_of > n, events are emitted when all samples have finished; with beams, when the search
+        has ended: samples 0 to n - 1 are the best.
 
         Args:
-            requests: what to run.
+            requests: one or several texts, conversations or Requests.
             sampling: SamplingParameters for requests given as texts and conversations.
         """
         if self.owner is not None and not self.owner.is_current_thread():
@@ -113,7 +113,9 @@ class Runner(Displayable):
         return self._stream(self.make_requests(requests, sampling), raises=intake.is_single(requests))
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
-        """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
+        """Return `requests` as Request objects, in the given order; texts and conversations are encoded and get an
+        id.
+        """
         return intake.make_requests(
             requests, self.tokenizer, sampling, self._request_ids, self.assemble, self.sampling_defaults
         )
@@ -127,15 +129,17 @@ class Runner(Displayable):
         return self.loaded_model.chat_template
 
     def assemble(self, conversation: Conversation, max_tokens: int = 1) -> Prompt:
-        """Return the prompt of a conversation, within the model's context as `overflow` says.
+        """Return the prompt of a conversation; `overflow` is the policy for prompts over the model's context.
 
-        `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
+        `cut_oldest` keeps `max_tokens` tokens free for the answer, at most half of the context.
         """
         context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
         return intake.assemble(self, conversation, context, overflow, max_tokens)
 
     def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
-        """Return how many tokens of a prompt the prefix cache has now, without taking them. Any thread may ask."""
+        """Return how many tokens of a prompt are in the prefix cache now; no reference to them is taken. Callable from
+        any thread.
+        """
         if self.owner is not None and not self.owner.is_current_thread():
             return self.owner.call(lambda runner: runner.cached_tokens(prompt_ids, cache_salt))
         cache = self.kv_cache.manager.prefix_cache
@@ -144,7 +148,7 @@ class Runner(Displayable):
     def _stream(self, waiting: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
         arriving = deque(sorted(waiting, key=intake.arrival))
-        num_unfinished = 0  # submitted samples that have not finished
+        num_unfinished = 0  # number of submitted samples that have not finished
         queue: deque[Event] = deque()
         try:
             while arriving or num_unfinished:
@@ -165,7 +169,7 @@ class Runner(Displayable):
             self.cancel_all(queue)
 
     def submit(self, request: Request, queue: deque[Event] | None = None, arrival: float | None = None) -> int:
-        """Queue `request`. Its events go to `queue` and to the listener. One that cannot run is refused at once.
+        """Queue `request`. Its events go to `queue` and to the listener. An invalid request is refused at once.
 
         Returns:
             the number of Finished events to expect: one per sample.
@@ -178,10 +182,10 @@ class Runner(Displayable):
             return self.tracker.submit(request, queue if queue is not None else deque(), arrival)
 
     def cancel(self, request_id: str) -> None:
-        """End a request now, with all its samples; its pages are free when this returns. Unknown ids are ignored.
+        """Cancel a request with all its samples; its pages are free on return. Unknown ids are ignored.
 
-        It may be called at any moment, by another thread or a timer too. Within a step (by a listener, say) it returns
-        at once, and the step ends the request before it emits more of its events.
+        It may be called at any time, also from another thread or a timer. Within a step (by a listener, for example) it
+        returns at once, and the step ends the request before it emits more of the request's events.
         """
         self._check_owner()
         self._cancel(request_id)
@@ -197,18 +201,18 @@ class Runner(Displayable):
             self.core.lock.process_pending()
 
     def set_schedule(self, **settings: object) -> None:
-        """Change the scheduler's settings from the next step on, with requests in progress: none is lost, and each has
-        the tokens that it would have had, as far as the backend gives equal bits in any batch.
+        """Change the scheduler's settings from the next step on, also if requests are in progress. No request is lost,
+        and each gets the same tokens, if the backend's results do not depend on the batch.
 
             runner.set_schedule(policy="shortest_prompt", chunk_tokens=16)
 
         Args:
             settings: of `SchedulerConfig`: kind, policy, max_num_seqs, max_num_batched_tokens, chunked_prefill,
-                chunk_tokens. The numbers are at most those with which the runner was made.
+                chunk_tokens. Numbers may not exceed those of the runner's creation.
 
         Raises:
-            WorkbenchError: for a setting that is wrong or fixed, or that a request in progress cannot run under.
-                Nothing has changed then.
+            WorkbenchError: for an invalid or fixed setting, or one that makes a request in progress impossible. Then no
+                setting has changed.
         """
         self._check_owner()
         old, new = self.schedule, changed_schedule(self.config.schedule, self.schedule, settings)
@@ -222,10 +226,11 @@ class Runner(Displayable):
                 self.telemetry.emit(SettingsChanged(self.clock(), name=name, old=before, new=after))
 
     def record_experts(self, on: bool = True) -> None:
-        """Emit `ExpertsUsed` after each step from now on: how many rows each expert of each layer computed.
+        """Emit `ExpertsUsed` after each step from now on, with the number of rows that each expert of each layer
+        computed.
 
-        It takes one look at what the router chose anyway; compiled blocks are compiled once more for it. Raises
-        WorkbenchError for a model without mixtures.
+        It only reads the router's choices; compiled blocks are compiled once more for it. Raises WorkbenchError for a
+        model without mixtures of experts.
         """
         self._check_owner()
         if not any(kind.experts for kind in self.model.spec.layers):
@@ -235,8 +240,9 @@ class Runner(Displayable):
         self.model.record_experts(rows if on else None)
 
     def close(self) -> None:
-        """End the processes of other ranks (`parallel.tensor`); without any it does nothing. They end with this
-        process, or once the runner is collected as garbage, too."""
+        """End the processes of other ranks (`parallel.tensor`), if there are any. They also end with this process, and
+        when the runner is garbage-collected.
+        """
         self.loaded_model.close()
 
     def reset_prefix_cache(self) -> None:
@@ -254,19 +260,20 @@ class Runner(Displayable):
     ) -> Inspection:
         """Return attention weights and hidden states of a request in progress.
 
-        They are recomputed from the cache's pages, and cost nothing until then.
+        They are recomputed from the cache's pages, so serving without inspection has no cost.
 
-            runner.inspect(event.request_id, positions=range(8), layers=(0,))  # its value is shown as pictures
+            runner.inspect(event.request_id, positions=range(8), layers=(0,))  # shown as pictures in a notebook
 
         Args:
             request_id: the request.
-            positions: positions in its text; negative ones count from the last computed.
-            layers: layers whose weights are wanted; all unless given, none for `()`.
-            heads: heads whose weights are wanted; all unless given.
-            hidden_states: blocks before which states are wanted; the number of layers for the output of the last.
+            positions: positions in its text; negative ones count from the last computed token.
+            layers: layers of the attention weights; default: all; `()`: none.
+            heads: heads of the attention weights; default: all.
+            hidden_states: indices of blocks whose input states are returned; the number of layers stands for the last
+                block's output.
 
         Raises:
-            WorkbenchError: for what is missing.
+            WorkbenchError: for an unknown request, position, layer or head.
         """
         sequence = self.tracker.sequences.get(request_id)
         if sequence is None:
@@ -278,22 +285,22 @@ class Runner(Displayable):
     def step(self, queue: deque[Event] | None = None) -> None:
         """Run one step: propose, plan, forward, sample, commit, emit.
 
-        Events about the whole step go to `queue`, those of a request to its own queue. An interrupt takes effect while
-        the model computes, and then no request has advanced, or when the step is over.
+        Events about the whole step go to `queue`, those of a request to its own queue. An interrupt takes effect either
+        during the forward pass, and then no request has advanced, or after the step.
         """
         self._check_owner()
         self.core.step(queue)
 
     def set_owner(self, owner: RunnerOwner | None) -> None:
-        """Let `owner` submit requests and run steps, and no other caller; None ends that."""
+        """Make `owner` the only one that may submit requests and run steps; None ends the ownership."""
         self.owner = owner
 
     def emit(self, event: Event) -> None:
-        """Send an event of the caller's own (an agent's round, say) to the listener, soon. Any thread may call it."""
+        """Send an event of the caller, such as an agent's round, to the listener soon. Callable from any thread."""
         self._in_owner(lambda: self.telemetry.emit(event))
 
     def cancel_soon(self, request_id: str) -> None:
-        """Cancel a request as `cancel` does, from any thread, also where another one owns the runner."""
+        """Cancel a request as `cancel` does; callable from any thread, also if another thread owns the runner."""
         self._in_owner(lambda: self._cancel(request_id))
 
     def _in_owner(self, function: Callable[[], object]) -> None:
@@ -303,7 +310,7 @@ class Runner(Displayable):
             function()
 
     def set_listener(self, listener: Callable[[Event], None] | None) -> None:
-        """Call `listener` with every event from now on; None ends that."""
+        """Call `listener` with every event from now on; None removes it."""
         self.telemetry.set_listener(listener)
 
     def __repr__(self) -> str:
@@ -320,6 +327,8 @@ class Runner(Displayable):
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:
-    """Run to the end and return how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
+    """Run all requests to the end; return their Finished events by request id. If a request has several samples, their
+    ids are `id`, `id#1`, ...
+    """
     ends = (event for event in runner.stream(list(requests)) if isinstance(event, Finished))
     return {intake.sample_id(event.request_id, event.sample): event for event in ends}

@@ -1,4 +1,4 @@
-"""Run a runner in one thread that the server, widgets and notebook cells share.
+"""Run a runner in one thread, which the server, widgets and notebook cells share.
 
 any thread: submit, call ---> jobs ---> owner's thread: submit due requests, step, emit events ---> RequestHandle
 """
@@ -27,45 +27,49 @@ from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event, Finished
 
 Result = TypeVar("Result")
-# A thread that ends takes its pool of OpenMP threads along: the next would begin beside them, and make its own.
+# Time that an idle thread is kept: its OpenMP pool ends with it, and the next thread would have to create its own.
 LINGER_SECONDS = 1.0
-CLOSE_SECONDS = 10.0  # the longest wait for a step under way when Python ends
+CLOSE_SECONDS = 10.0  # maximum wait for a running step at interpreter shutdown
 CLOSED = "the runner's thread was closed, since Python ends"
 
-HandOut = Callable[[], object]  # what a job leaves to be done once it uses the runner no more: its reader may use it
+HandOut = Callable[[], object]  # a job's last part, run when it no longer uses the runner
 
 
 class EventSink(Protocol):
-    """The receiver of the events of requests that were submitted together, in the thread that runs them."""
+    """The receiver of the events of requests that were submitted together; it is called in the runner's thread."""
 
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        """Take events, with those of the steps; after `done` there are no more. `error`: why all of them ended."""
+        """Receive events, including those of steps; after a call with `done` no more follow. `error` is the error that
+        ended all requests.
+        """
         ...
 
 
 @dataclass(eq=False)
 class _ServedRequests:
-    """Requests served together, known to the owner's thread only.
+    """Requests submitted together; accessed only by the owner's thread.
 
-    `pending` are still to be submitted, `num_unfinished` counts the others; `is_single` if a lone text or conversation
-    was given.
+    `pending` requests are not submitted yet, `num_unfinished` counts submitted ones; `is_single`: a single text or
+    conversation was given.
     """
 
     handle: EventSink
     pending: deque[Request]
     is_single: bool
-    start_time: float | None = None  # seconds on the runner's clock; None until they are served
+    start_time: float | None = None  # seconds on the runner's clock; None before service starts
     output_queue: deque[Event] = field(default_factory=deque)
     num_unfinished: int = 0
 
     def arrival_time(self, request: Request) -> float:
-        """Return when `request` arrives, on the runner's clock."""
+        """Return the arrival time of `request` on the runner's clock."""
         assert self.start_time is not None
         return self.start_time + intake.arrival(request)
 
 
 class FifoLock:
-    """Fair lock: `enqueue` at once, `acquire` in a thread of one's own, `release` in any case, also after giving up."""
+    """A lock that threads get in the order of their calls of `enqueue`. Call `enqueue` first, then `acquire` in any
+    thread, and always `release`, also after a cancelled wait.
+    """
 
     def __init__(self) -> None:
         self._bell = threading.Condition()
@@ -82,7 +86,7 @@ class FifoLock:
     def acquire(self, owner: object, cancelled: Callable[[], bool]) -> bool:
         """Wait until the lock is held or `cancelled()`; return whether it is held.
 
-        `cancelled` is tested again at each `notify`.
+        `cancelled` is checked again at each `notify`.
         """
         with self._bell:
             self._bell.wait_for(lambda: cancelled() or self._line[0] is owner)
@@ -99,23 +103,23 @@ class FifoLock:
 
 
 class RunnerThread:
-    """The thread that owns `runner`; `RunnerThread.attach(runner)` returns the existing one or makes it.
+    """The thread that owns `runner`; `RunnerThread.attach(runner)` returns the existing one or creates it.
 
-    `runner.stream(...)` of other threads comes here by itself, so cells need not know of it. Everything else that is
-    wanted of a running runner goes through `call`.
+    `runner.stream(...)` in other threads uses it automatically, so cells need not know about it. All other access to a
+    running runner goes through `call`.
     """
 
     def __init__(self, runner: Runner):
         self.runner = runner
-        self.exclusive = FifoLock()  # who changes the runner for a while, and wants it back as it was
+        self.exclusive = FifoLock()  # users that change the runner temporarily and restore it afterwards
         self._numbers = itertools.count(1)
-        self._bell = threading.Condition()  # guards the two below
+        self._bell = threading.Condition()  # guards the next two attributes
         self._jobs: deque[Callable[[], HandOut | None]] = deque()
         self._thread: threading.Thread | None = None
-        self._is_closed = False  # Python ends
+        self._is_closed = False  # interpreter shutdown has started
         self._uses_runner = False  # while the thread is in a job or a step
-        self._turn_began: float | None = None  # while jobs or a step are under way
-        self._serving: list[_ServedRequests] = []  # read and written by the owner's thread alone
+        self._turn_began: float | None = None  # while jobs or a step are running
+        self._serving: list[_ServedRequests] = []  # only accessed by the owner's thread
         listener = runner.telemetry.listener
         self._listeners = [listener] if listener is not None else []
         self._after_delivery: list[Callable[[], None]] = []
@@ -125,29 +129,31 @@ class RunnerThread:
 
     @classmethod
     def attach(cls, runner: Runner) -> RunnerThread:
-        """Return the thread that owns `runner`, made at the first call; the kernel's stop button reaches it."""
+        """Return the thread that owns `runner`, created at the first call; Jupyter's stop button interrupts it."""
         if not isinstance(runner.owner, cls):
             register_stoppable(cls(runner))
         assert isinstance(runner.owner, cls)
         return runner.owner
 
     def new_request_id(self, kind: str) -> str:
-        """Return a new request id, unique among all widgets of the runner."""
+        """Return a new request id, which no other widget of the runner has."""
         return f"{kind}-{next(self._numbers)}"
 
     def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
     def busy_seconds(self) -> float:
-        """Return the seconds that the present step, with the jobs before it, has lasted; 0 while there is none."""
+        """Return the number of seconds since the current step began, including the jobs before it; 0 if no step is
+        running.
+        """
         began = self._turn_began
         return 0.0 if began is None else time.perf_counter() - began
 
     def is_other_thread(self) -> bool:
-        """Return whether the owner's thread is at work and is not this one.
+        """Return whether the owner's thread is busy and differs from the current thread.
 
-        It is not from the moment on at which the last request's end, or the result of the last call, is handed out:
-        then the caller may use the runner itself.
+        It stops being busy when the end of the last request, or the result of the last call, is delivered: then the
+        caller may use the runner directly.
         """
         if self._thread is None or self.is_current_thread():
             return False
@@ -164,14 +170,15 @@ class RunnerThread:
     def submit_to(
         self, sink: EventSink, requests: Iterable[Request], is_single: bool = False, start_time: float | None = None
     ) -> Callable[[], None]:
-        """Submit `requests`, whose events go to `sink`; return a function that cancels them soon, from any thread.
+        """Submit `requests` whose events go to `sink`; return a function that cancels them soon, callable from any
+        thread.
 
         Args:
-            sink: receives their events.
+            sink: receiver of their events.
             requests: the requests.
-            is_single: whether the sink is given the error of a request that is refused.
-            start_time: seconds on the runner's clock from which arrivals are counted; the present unless given. Of a
-                client that asked while a step was computed it is earlier.
+            is_single: whether a refused request is reported to the sink as an error.
+            start_time: start of arrival times, in seconds on the runner's clock; default: now. It is earlier for a
+                client that sent its request during a step.
         """
         serving = _ServedRequests(sink, deque(sorted(requests, key=intake.arrival)), is_single, start_time)
         if not self._put(lambda: self._begin(serving)):
@@ -186,18 +193,22 @@ class RunnerThread:
         return iter(self.submit(requests, **sampling))
 
     def call(self, function: Callable[[Runner], Result]) -> Result:
-        """Return `function(runner)`, run between two of its steps; waits for it and raises its errors here."""
+        """Run `function(runner)` between two steps and return its result. The call blocks, and raises the function's
+        errors.
+        """
         return self.submit_call(function).result()
 
     def submit_call(self, function: Callable[[Runner], Result]) -> Future[Result]:
-        """Return the future of `function(runner)`, run between two of its steps unless it is cancelled before."""
+        """Return the future of `function(runner)`, which runs between two steps unless the future is cancelled
+        before.
+        """
         answer: Future[Result] = Future()
         if not self._put(lambda: self._resolve(answer, function)):
             raise WorkbenchError(CLOSED)
         return answer
 
     def run_soon(self, function: Callable[[], object]) -> None:
-        """Run `function` in the owner's thread, between two steps, and do not wait for it; it must not raise."""
+        """Schedule `function` to run in the owner's thread between two steps, and return at once; it must not raise."""
 
         def job() -> None:
             function()
@@ -209,9 +220,12 @@ class RunnerThread:
         self._put(self._end_all)
 
     def close(self) -> None:
-        """Cancel all requests and end the thread; for the end of Python, which must not find it in a step.
+        """Cancel all requests and end the thread. This is for interpreter shutdown, which must not happen during a
+        step.
 
-        A thread that Python ends within C++ code ends the process by `std::terminate`, and none can be begun then."""
+        If Python kills a thread within C++ code, the process ends by `std::terminate`; no thread can be started at that
+        time.
+        """
         with self._bell:
             thread, self._is_closed = self._thread, True
             if thread is None or not thread.is_alive() or thread is threading.current_thread():
@@ -221,24 +235,25 @@ class RunnerThread:
         thread.join(CLOSE_SECONDS)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `listener` with every event of the runner; return a function that ends it.
+        """Call `listener` with every event of the runner; return a function that removes it.
 
-        It runs in the owner's thread, where time is measured: it should only store the event.
+        It runs in the owner's thread, which is timed, so it should only store the event.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def after_delivery(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the events of a step or of an end are with their sinks; return a function that ends it.
+        """Call `callback` after the events of a step, or of a request's end, are delivered to their sinks; return a
+        function that removes it.
 
-        It runs in the owner's thread: a sink that wakes another thread does so here, once for all.
+        It runs in the owner's thread. A sink that wakes another thread does so here, once for all events.
         """
         self._after_delivery.append(callback)
         return lambda: self._after_delivery.remove(callback) if callback in self._after_delivery else None
 
     def _put(self, job: Callable[[], HandOut | None]) -> bool:
-        """Run `job` in the owner's thread; return False where it will not be run, since Python ends."""
-        if self.is_current_thread():  # within a job or a step, which goes on with the runner
+        """Run `job` in the owner's thread; return False if it will not run because of interpreter shutdown."""
+        if self.is_current_thread():  # called within a job or step, which continues to use the runner
             if (hand_out := job()) is not None:
                 hand_out()
             return True
@@ -261,12 +276,12 @@ class RunnerThread:
             try:
                 if not self._turn():
                     return
-            except BaseException as error:  # a fault of the runner or its thread ends all requests
+            except BaseException as error:  # an error of the runner or its thread ends all requests
                 self._fail_all(describe_error(error))
                 self._notify_delivered()
 
     def _turn(self) -> bool:
-        """Do the jobs that wait and run one step; return False, and end the thread, where there is nothing to do."""
+        """Run the waiting jobs and one step; return False if there is no work, which ends the thread."""
         self._turn_began = None
         with self._bell:
             idle = 0 if self._jobs else self._idle()
@@ -275,7 +290,7 @@ class RunnerThread:
                 self._thread = None
                 return False
         self._turn_began = time.perf_counter()
-        while self._jobs:  # one that raises leaves the others to the next turn
+        while self._jobs:  # if one raises, the others run in the next turn
             with self._using_runner():
                 hand_out = self._jobs.popleft()()
             if hand_out is not None:
@@ -306,7 +321,7 @@ class RunnerThread:
         return lambda: future.set_result(result)
 
     def _idle(self) -> float | None:
-        """Return seconds until there is work; None where only a new job brings it."""
+        """Return the seconds until there is work; None if only a new job can bring work."""
         if any(each.num_unfinished for each in self._serving):
             return 0
         coming = [each.arrival_time(each.pending[0]) for each in self._serving if each.pending]
@@ -318,7 +333,7 @@ class RunnerThread:
             each.start_time = self.runner.clock()
 
     def _serve(self) -> None:
-        if not self._serving:  # the runner is another thread's, which may have requests in it
+        if not self._serving:  # another thread owns the runner and may have requests in it
             return
         steps: deque[Event] = deque()
         with self._using_runner():
@@ -346,7 +361,7 @@ class RunnerThread:
         for each in list(self._serving):
             try:
                 hand_out = self._end(each, error)
-            except Exception:  # the runner cannot even cancel: its handles end all the same
+            except Exception:  # even if the runner fails to cancel, its handles end
                 self._serving.remove(each)
                 hand_out = partial(each.handle.emit, [*each.output_queue], True, error)
             if hand_out is not None:
@@ -357,7 +372,7 @@ class RunnerThread:
         return lambda: [hand_out() for hand_out in ended if hand_out is not None]
 
     def _end(self, each: _ServedRequests, error: str = "") -> HandOut | None:
-        """Cancel `each` and return what hands out its end; None where it has ended."""
+        """Cancel `each` and return a function that delivers its end; None if it has already ended."""
         if each not in self._serving:
             return None
         each.pending.clear()
@@ -377,5 +392,5 @@ def _close_threads() -> None:
 
 
 def between_steps(runner: Runner, function: Callable[[Runner], Result]) -> Result:
-    """Return `function(runner)`, run between two steps of a runner that may be busy for others."""
+    """Run `function(runner)` between two steps of a runner that may be busy, and return its result."""
     return RunnerThread.attach(runner).call(function)

@@ -1,4 +1,4 @@
-"""Change the scheduler's settings of a runner that has requests in progress."""
+"""Change the scheduler settings of a runner with requests in progress."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.validate import policy_name
 
 CHANGEABLE = ("kind", "policy", "max_num_seqs", "max_num_batched_tokens", "chunked_prefill", "chunk_tokens")
-SIZED = ("max_num_seqs", "max_num_batched_tokens")  # pages, buffers and a draft model are made for so many at most
+SIZED = ("max_num_seqs", "max_num_batched_tokens")  # upper limits: pages, buffers and a draft model are sized for them
 
 
 def changed_schedule(made_for: SchedulerConfig, present: SchedulerConfig, settings: dict[str, Any]) -> SchedulerConfig:
-    """Return `present` with other `settings`.
+    """Return the settings `present` with the new values in `settings`.
 
     Args:
-        made_for: the settings with which the runner was made.
-        present: the settings by which it plans now.
-        settings: by name, those of `CHANGEABLE`.
+        made_for: the settings at the runner's creation.
+        present: the current settings.
+        settings: new values by name, for names in `CHANGEABLE`.
 
     Raises:
-        WorkbenchError: for a setting that is unknown, wrong, or fixed once a runner is made.
+        WorkbenchError: for a setting that is unknown, invalid, or fixed at the runner's creation.
     """
     for name in settings:
         if name in SchedulerConfig.model_fields and name not in CHANGEABLE:
@@ -47,7 +47,7 @@ def changed_schedule(made_for: SchedulerConfig, present: SchedulerConfig, settin
 
 
 def differences(old: SchedulerConfig, new: SchedulerConfig) -> list[tuple[str, str, str]]:
-    """Return (name, old, new) of each setting that differs, in words."""
+    """Return (name, old, new) as text for each setting that differs."""
     pairs = ((name, _words(name, old), _words(name, new)) for name in CHANGEABLE)
     return [each for each in pairs if each[1] != each[2] or getattr(old, each[0]) != getattr(new, each[0])]
 

@@ -1,4 +1,4 @@
-"""A model made of some layers of another, whose modules it shares: weights are in memory once."""
+"""Build a model from some layers of another model. Both share the modules, so the weights are in memory once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from workbench.model.attention_spec import AttentionSpec
 from workbench.model.rotary import build_rotary_table, rotaries_of_model
 from workbench.model.transformer import ModulesOf, Transformer
 
-SHARED = ("norm", "embedding_norm", "positions", "embedding", "head", "_empty")  # what is no layer
+SHARED = ("norm", "embedding_norm", "positions", "embedding", "head", "_empty")  # modules outside of the layers
 
 
 def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedModel:
-    """Return the model of `loaded` with these of its layers alone, in ascending order; all for None.
+    """Return a model with only the given layers of `loaded`, in ascending order; None: all layers.
 
     Raises:
-        WorkbenchError: for a layer that is not there, and for models whose layers do not stand alone.
+        WorkbenchError: for an unknown layer, and for models with layers that depend on other layers.
     """
     model, spec = loaded.transformer, loaded.transformer.spec
     chosen = tuple(range(len(spec.layers))) if layers is None else tuple(layers)
@@ -30,7 +30,7 @@ def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedMod
     if loaded.processes is not None:
         raise WorkbenchError(f"{where}: ranks share the target's layers; leave parallel.tensor or the draft out")
     if model.streams is not None:
-        raise WorkbenchError(f"{where}: layers of {spec.name} take residual streams, and do not stand alone")
+        raise WorkbenchError(f"{where}: layers of {spec.name} take residual streams, and cannot run alone")
     borrowing = [
         layer
         for layer in chosen

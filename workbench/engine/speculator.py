@@ -1,4 +1,4 @@
-"""Build the speculator that a config asks for, with its draft model."""
+"""Build the speculator that a config describes, with its draft model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workbench.speculative.proposers import PromptLookupProposer, Proposer, Spec
 
 
 class DraftRunner(Protocol):
-    """The parts of a runner that a draft model needs."""
+    """The parts of a runner that draft proposers need."""
 
     config: EngineConfig
     model: Transformer
@@ -34,20 +34,20 @@ class DraftRunner(Protocol):
 
 
 class LoadDraft(Protocol):
-    """Load the runner of a draft model: of a config, or over a model in memory."""
+    """A function that loads the runner of a draft model, from a config or around a model that is already in memory."""
 
     def __call__(self, config: EngineConfig, model: LoadedModel | None = None, /) -> DraftRunner: ...
 
 
 def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft) -> Speculator | None:
-    """Build the speculator of `config.speculate` for the model `target`; None without speculation.
+    """Build the speculator that `config.speculate` describes, for the model `target`; None without speculation.
 
     Args:
         load: loads the runner of a draft model.
 
     Raises:
-        WorkbenchError: for a draft model with other tokens than the target's, and for a proposer of the user's own that
-            cannot be built.
+        WorkbenchError: for a draft model with another vocabulary than the target's, and for a user-defined proposer
+            that cannot be built.
     """
     settings = config.speculate
     if isinstance(settings, NoSpeculation):
@@ -71,7 +71,7 @@ def build_speculator(config: EngineConfig, target: LoadedModel, load: LoadDraft)
 
 
 def _why_no_trees(config: EngineConfig, target: LoadedModel) -> str | None:
-    """Return why the target's backends, or its cache, cannot verify trees of drafts; None where they can."""
+    """Return why the target's backends or cache cannot verify draft trees; None if they can."""
     model = target.transformer
     backends = target.backends
     requirements = Requirements(
@@ -91,7 +91,7 @@ def _build_draft_model(
     draft = load(draft_config(config, settings), shared)
     if draft.kv_cache.manager.recurrent_groups:
         raise WorkbenchError(
-            f"speculate.model {settings.model}: a draft model with recurrent states is not carried out; its own "
+            f"speculate.model {settings.model}: a draft model with recurrent states is not supported; its own "
             "states do not go back when drafts are rejected"
         )
     spec = target.transformer.spec
@@ -105,7 +105,9 @@ def _build_draft_model(
 
 
 def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
-    """Return the config of a draft model: on the target's device, for as many sequences, in pages as large."""
+    """Return the config of a draft model, with the device, number of sequences and page size of the target's
+    `config`.
+    """
     schedule, device, seed = config.schedule, config.model.device, config.model.seed
     model_config = ModelConfig(name=settings.model, dtype=settings.dtype, device=device, seed=seed)
     return EngineConfig(
@@ -120,7 +122,9 @@ def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
 
 
 def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
-    """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
+    """Return a function that drafts several tokens at once if the draft model decodes by compiled steps; otherwise
+    None.
+    """
     store = draft.kv_cache.store
     requirements = Requirements.from_model(draft.model, store)
     if not draft.core.backends.has_step or unsupported(Backend.MLIR, requirements, "drafts"):
@@ -131,7 +135,7 @@ def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps 
 def check_same_vocabulary(
     name: str, draft: Tokenizer | None, draft_spec: ModelSpec, target: Tokenizer | None, spec: ModelSpec
 ) -> None:
-    """Refuse a draft model whose ids mean other tokens than the target's (WorkbenchError)."""
+    """Raise WorkbenchError if the draft model's token ids stand for other tokens than the target's ids do."""
     refused = f"speculate.model {name}: a draft must have the target's tokenizer"
     if draft_spec.vocab_size != spec.vocab_size:
         raise WorkbenchError(

@@ -1,4 +1,4 @@
-"""Emit events to the listener, and each step with its predicted cost."""
+"""Emit events to the listener, with an event for each step that has its predicted cost."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class StepTimestamps:
 
 
 class Telemetry:
-    """Telemetry of a runner: `listener` receives every event, and its time is measured and reported with the step.
+    """The telemetry of a runner: `listener` receives every event. The time that the listener takes is measured and
+    reported with the step.
 
-    Errors of the listener are kept until the present work is done: `raise_listener_error`.
+    Errors of the listener are stored until the current work is done (`raise_listener_error`).
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Telemetry:
         self._listener_error: BaseException | None = None
 
     def set_listener(self, listener: Callable[[Event], None] | None) -> None:
-        """Call `listener` with every event from now on; None ends that."""
+        """Call `listener` with every event from now on; None removes it."""
         self.listener = listener
 
     def emit(self, event: Event) -> None:
@@ -56,7 +57,7 @@ class Telemetry:
             self._seconds += self._clock() - began
 
     def raise_listener_error(self) -> None:
-        """Raise the first error of the listener since the last call."""
+        """Raise the first error of the listener since the last call, if there was one."""
         error, self._listener_error = self._listener_error, None
         if error is not None:
             raise error
@@ -65,7 +66,7 @@ class Telemetry:
         assert self.listener is not None
         try:
             self.listener(event)
-        except BaseException as error:  # within a step it would lose other requests' events
+        except BaseException as error:  # raised within a step it would lose other requests' events
             self._listener_error = self._listener_error or error
 
     def emit_step_planned(self, plan: StepPlan, start: float) -> None:
@@ -134,7 +135,9 @@ class Telemetry:
 
 
 def recorded(decision: SchedulerDecision) -> RecordedDecision:
-    """Return the decision of a plan as names; a turn whose bound is no number has the bound -1."""
+    """Return a plan's decision with request ids in place of requests; a turn with an invalid limit gets the limit
+    -1.
+    """
     order: list[tuple[str, int | None]] = []
     for item in decision.order:
         if isinstance(item, RunningViews):

@@ -1,4 +1,4 @@
-"""Switch the KV cache off: every step that wants a token recomputes the whole text before it."""
+"""Switch the KV cache off: every step that samples a token recomputes the whole text before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from workbench.scheduler.plan import Span, StepPlan
 
 
 def disable_cache(runner: Runner, oracle: bool = False) -> None:
-    """Make `runner` recompute its texts in every step: by its prefill program, or one by one with oracle/naive.py.
+    """Make `runner` recompute its texts in every step: in a batch by its prefill program, or with `oracle` one by one
+    by oracle/naive.py.
 
     Raises:
         WorkbenchError: if pages may be freed before a text ends.
@@ -38,25 +39,27 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
 
 
 def executor_settings(executor: StepRunner) -> dict[str, Any]:
-    """Return the settings `executor` of an experiment that runs as a runner's does."""
+    """Return the `executor` settings of an experiment that describe a runner's step runner."""
     if whole_texts not in executor.hooks:
         return {"kind": "real"}
     return {"kind": "uncached", "oracle": NaiveProgram.kind in executor.programs}
 
 
 def whole_texts(forward: Forward, plan: StepPlan) -> Tensor:
-    """Start spans where their texts do; pages are written again with the same contents."""
+    """Compute a plan with its spans extended to the start of their texts; pages are written again with the same
+    contents.
+    """
     return forward(replace(plan, spans=tuple(_whole(span) for span in plan.spans if span.num_logits)))
 
 
 class NaiveProgram(StepProgram):
-    """Compute each text by itself: no pages, no batch, no backend."""
+    """A program that computes each text by itself: no pages, no batch, no backend."""
 
     kind = "oracle"
     chosen: Mapping[int, Tensor] = MappingProxyType({})  # not counted
 
     def pack(self, plan: StepPlan) -> list[tuple[Tensor, int]]:
-        """Return the token ids of each text, and the number of its last rows that are sampled."""
+        """Return, for each text, its token ids and the number of its last rows that are sampled."""
         return [(torch.tensor(span.token_ids), span.num_logits) for span in plan.spans]
 
     def __call__(self, batch: list[tuple[Tensor, int]], layers: tuple[int, ...] = ()) -> Tensor:

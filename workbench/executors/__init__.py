@@ -1,2 +1,3 @@
-"""Programs compute a step's plan on a backend, and backends are selected here. It may not import speculation, the
-engine or experiments."""
+"""Select backends, and compute the plan of a step by programs on them: the executors. This package may not import
+speculation, the engine or experiments.
+"""

@@ -1,8 +1,8 @@
-"""Autotune the decode backend of one model on this machine (`auto`); results are remembered.
+"""Autotune the decode backend of one model on this machine (the setting `auto`); results are remembered.
 
-Compiled backends are tried in order of preference. The first with right results is taken, unless eager is clearly
-faster in several stable trials. Later ones are not compiled: that takes Inductor half a minute, and where both were
-timed the first was always faster (experiments/LOG.md).
+Compiled backends are tried in order of preference. The first with correct results is chosen, unless eager is clearly
+faster in several stable trials. Later ones are not compiled: compiling takes Inductor half a minute, and whenever both
+were timed the first was faster (experiments/LOG.md).
 """
 
 from __future__ import annotations
@@ -42,25 +42,27 @@ from workbench.files import cache_directory
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
+from workbench.units import format_seconds
 
 AUTOTUNE_FILE = "decode_backends.json"
-TOOK = "trial_seconds"  # of an entry: of the whole trial
-FIRST_TRIAL_SECONDS = 60.0  # until one is remembered: a small model takes less on two cores, a large one more
-AUTOTUNE_VERSION = 2  # raised when what follows from a trial changes: older entries are tried again
-CONTEXT_TOKENS = 256  # tokens before the one that is decoded
-PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
-MAX_TRIALS = 3  # the modules as written are taken only if all of them say so
-BEYOND_CONTENTION = 4.0  # other processes do not slow each round of one backend so many times, and none of another
-HOPELESS_RATIO = 25.0  # modules over matrices in few bits take a hundred times as long as compiled code: run once
-MAX_REASON_CHARACTERS = 300  # of a reason
+TOOK = "trial_seconds"  # key of an entry's seconds for the whole trial
+FIRST_TRIAL_SECONDS = 60.0  # default estimate: a small model takes less on two cores, a large one more
+AUTOTUNE_VERSION = 2  # increased when the conclusions from a trial change: older entries are tried again
+CONTEXT_TOKENS = 256  # context tokens of the timed decode
+PREFILL_TOKENS = 128  # tokens of the prefill that checks attention
+MAX_TRIALS = 3  # eager modules are chosen only if all trials agree
+BEYOND_CONTENTION = 4.0  # a ratio of times that contention cannot explain
+HOPELESS_RATIO = 25.0  # eager modules this many times slower are timed once
+MAX_REASON_CHARACTERS = 300  # characters of a reason
 
 
 @dataclass(frozen=True)
 class AutotuneResult:
-    """The result for one model: seconds of a decode step by backend, and reasons for refused and untried ones.
+    """The result of autotuning for one model: seconds of a decode step by backend, and the reasons for refused and
+    untried backends.
 
-    A result is remembered if no backend failed for a temporary reason, and its figures are stable or further apart than
-    contention could bring them.
+    A result is remembered if no backend failed for a temporary reason, and if its times are stable or differ by more
+    than contention can explain.
     """
 
     chosen: Backend
@@ -71,7 +73,7 @@ class AutotuneResult:
 
     def __str__(self) -> str:
         order = sorted(self.seconds.items(), key=lambda item: item[1])
-        parts = [f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in order]
+        parts = [f"{backend} {format_seconds(seconds)}" for backend, seconds in order]
         parts += [f"{backend} not chosen: {reason}" for backend, reason in self.refused.items()]
         parts += [f"{backend} not tried: {reason}" for backend, reason in self.untried.items()]
         return ", ".join(parts)
@@ -86,20 +88,21 @@ def autotune_backend(
     cache: CacheFormat | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> Backends:
-    """Return `backends` of `auto` with the decode backend that is fastest for `model` on this machine, and why.
+    """Return `backends`, which `auto` has selected, with the decode backend that is fastest for `model` on this
+    machine, and the reason.
 
-    The candidates decode one token in turns with the eager modules. One that fails, or whose logits are further from
-    exact ones than arithmetic in this precision is, is not chosen. Results are remembered by machine, versions, model
-    and threads.
+    Each candidate decodes one token, alternating with the eager modules. A candidate is refused if it fails, or if the
+    error of its logits exceeds the bound for arithmetic in this precision. Results are remembered by machine, versions,
+    model and threads.
 
     Args:
         backends: the backends to start from.
         model: the model, with its weights.
         page_size: tokens per page.
-        compile_unit: what Inductor compiles at once.
-        remembered: where results are remembered.
+        compile_unit: the unit that Inductor compiles, `block` or `step`.
+        remembered: the store of remembered results.
         cache: format of keys and values.
-        cache_dtype: type of what is not quantized; the model's unless given.
+        cache_dtype: dtype of unquantized keys and values; default: the model's.
     """
     if backends.decode is backends.blocks:
         return backends  # there is only one candidate
@@ -109,7 +112,7 @@ def autotune_backend(
     found = _trial(remembered.load().get(key))
     if found is None:
         if backends.decode is Backend.MLIR:
-            model.use_code_panels()  # a step reads them so; where the choice is known they are laid out in place later
+            model.use_code_panels()  # a step reads panels; a remembered choice lays them out later
         began = time.perf_counter()
         found = _tried(backends, model, held, compile_unit)
         if found.is_stable:
@@ -128,7 +131,7 @@ def autotune_backend(
 
 
 def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[Backend, str]:
-    """Choose the backend of a prefill's attention, by the first layer's shape."""
+    """Choose the backend for attention in prefill, by the first layer's shape."""
     if backends.attention is backends.blocks:
         return backends.blocks, f"attention of a prefill on {backends.blocks}"
     attention, format = model.spec.layers[0].attention, held.specs[0].format
@@ -153,9 +156,9 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
 
 
 def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
-    """Try the candidates in order, each beside the eager modules, until one is taken."""
+    """Try the candidates in order, each against the eager modules, until one is chosen."""
     fresh_step = partial(single_decode_step, model, held, CONTEXT_TOKENS)
-    (store, plan), (plain_store, _) = in_threads(fresh_step, (0, 0))  # the seed
+    (store, plan), (plain_store, _) = in_threads(fresh_step, (0, 0))  # random seed
     plain = StepRunner(EagerProgram(_as_written(model), plain_store))
     refused: dict[Backend, str] = {}
     seconds: dict[Backend, float] = {}
@@ -167,7 +170,7 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
         ((exact, bound),) = in_threads(partial(reference_logits, model, store), (plan,))
         for number, backend in enumerate(candidates):
             try:
-                # A store of its own: what one candidate writes, another must not find there.
+                # A separate store: a candidate must not read what another has written.
                 ((own, _),) = in_threads(fresh_step, (0,))
                 step = build_step_runner(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
@@ -195,7 +198,7 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
 def _trials(
     backend: Backend, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> Iterator[RoundTimes]:
-    """Yield trials of `backend` beside the eager modules: one, and more as long as `backend` is clearly slower."""
+    """Yield trials of `backend` against the eager modules: one, and more as long as `backend` is clearly slower."""
     for _ in range(MAX_TRIALS):
         steps = {backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)}
         found = time_in_rounds(steps, hopeless=HOPELESS_RATIO)
@@ -205,7 +208,7 @@ def _trials(
 
 
 def _slower(backend: Backend, found: RoundTimes) -> bool:
-    """Return whether a stable trial says that `backend` is clearly slower than the eager modules."""
+    """Return whether a trial is stable and `backend` is clearly slower than the eager modules."""
     return found.is_stable and found.seconds[Backend.EAGER] < CLEARLY_FASTER_RATIO * found.seconds[backend]
 
 
@@ -215,7 +218,7 @@ def _far_faster(backend: Backend, found: RoundTimes) -> bool:
 
 
 def _as_written(model: Transformer) -> Transformer:
-    """Copy the modules to the eager backend, over the same weights."""
+    """Copy the modules to the eager backend, with shared weights."""
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
     plain = copy.deepcopy(model, shared)
     plain.set_backend(Backend.EAGER)
@@ -223,7 +226,7 @@ def _as_written(model: Transformer) -> Transformer:
 
 
 def usual_seconds(remembered: ResultCache | None = None) -> float:
-    """Return how long a trial of backends takes here, compiling included: the longest that is remembered."""
+    """Return the expected seconds of autotuning, compiling included: the longest remembered time."""
     entries = (remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)).load().values()
     known = [each.get(TOOK) for each in entries if isinstance(each, dict) and each.get("here") == machine_key()]
     return max((each for each in known if isinstance(each, float)), default=FIRST_TRIAL_SECONDS)
@@ -235,7 +238,7 @@ def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: Compil
 
 
 def trial_key(model: Transformer, held: CacheLayout, **settings: Any) -> str:
-    """Return the key of a trial's entry: equal for the same machine, model and cache, and other settings."""
+    """Return the key of a remembered result: it is equal for the same machine, model, cache and other settings."""
     what: Mapping[str, Any] = {
         "machine": machine_key(),
         "threads": torch.get_num_threads(),
@@ -261,7 +264,9 @@ def _entry(found: AutotuneResult, model: Transformer, held: CacheLayout, unit: C
 
 
 def tried_of(model: Transformer, held: CacheLayout) -> dict[str, Any]:
-    """Return the model, cache and machine of a trial, and its date, as `workbench doctor` prints them."""
+    """Return what a remembered result is about: the model, the cache, the machine and the date, as `workbench doctor`
+    prints them.
+    """
     kinds = dict.fromkeys(str(shape.format) for shape in held.specs)
     return {
         "model": model.spec.name,
@@ -296,7 +301,7 @@ def _activations(model: Transformer) -> str:
 def remembered_autotune_results(remembered: ResultCache | None = None) -> list[dict[str, Any]]:
     """Return every remembered result, newest last, without damaged entries.
 
-    `valid` says whether machine, versions, code and rule are still those it was made with.
+    `valid` tells whether machine, versions, code and rule are unchanged since then.
     """
     entries = (remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)).load().values()
     named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")

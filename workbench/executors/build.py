@@ -1,4 +1,4 @@
-"""Build the table of programs for a model, its cache and its backends."""
+"""Build the table of programs for a model, from its cache and its backends."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
 
 CompileUnit = Literal["block", "step"]
-# The most tokens of a step that go through the compiled step as rows. A call takes TOKEN_PARALLEL_BUCKETS[-1] of them
-# and reads the weights anew. One call was quicker than blocks in panels in every case measured (0.5 to 0.9 of their
-# time at 64 tokens), two about even (0.9 to 1.1 at 128), three or more slower (1.0 to 1.3 at 192). Measured with demo
-# and shape:smollm2-135m, float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
+# Maximum tokens of a step that are computed as rows of the compiled step. Each call takes up to
+# TOKEN_PARALLEL_BUCKETS[-1] tokens and reads all weights. One call was faster than blocks in panels in every measured
+# case (0.5 to 0.9 of their time at 64 tokens), two calls about equal (0.9 to 1.1 at 128), three or more slower (1.0 to
+# 1.3 at 192). Measured with demo and shape:smollm2-135m, float32 and bfloat16, v3, v4 and v4+bf16 alike
+# (experiments/LOG.md, 2026-11-22).
 MAX_TOKEN_PARALLEL_TOKENS = 128
-MAX_TOKEN_PARALLEL_TOKENS_WITHOUT_PANELS = 256  # up to here rows of the step were quicker than Inductor's blocks
+MAX_TOKEN_PARALLEL_TOKENS_WITHOUT_PANELS = 256  # up to this number, rows of the step were faster than Inductor's blocks
 TOKEN_PARALLEL_BUCKETS = (8, 16, 32, 64)
 
 
@@ -46,18 +47,19 @@ def build_step_runner(
     evictor: Evictor | None = None,
     custom: CustomPart | None = None,
 ) -> StepRunner:
-    """Build the programs of `model`, whose modules are on `backends.blocks`, as `backends` were selected.
+    """Build a step runner with the programs of `model` for the selected `backends`; the model's modules are on
+    `backends.blocks`.
 
     Args:
         on_fallback: as in `StepRunner`.
-        threads: runs compiled steps.
-        evictor: sees the queries of the steps whose attention counts for it. Those steps are computed by the model's
-            modules, which are compiled separately, and fall back separately unless the backends were checked.
-        custom: a program of the user's own, which is asked before the others.
+        threads: the runner of compiled steps.
+        evictor: observes the queries of steps with attention that counts for eviction. The model's modules compute
+            these steps; they are compiled separately, and fall back separately unless the backends were checked.
+        custom: a user-defined program, which is asked before the others.
 
     Raises:
-        WorkbenchError: where `backends` have a compiled step, and the model or its cache cannot; where the backends
-            cannot do what the evictor needs.
+        WorkbenchError: if the backends have a compiled step that does not support the model or its cache, or if they do
+            not support the evictor.
     """
     threads = threads or StepThreads()
     programs = _programs(model, store, backends, compile_unit, batch_invariant, threads)
@@ -82,7 +84,7 @@ def _programs(
     """Return the programs in the order in which they are asked."""
     if batch_invariant:
         return (RowsProgram(model, store, threads=threads),)
-    codecs = any(spec.codec for spec in store.specs)  # any Python, which no graph holds
+    codecs = any(spec.codec for spec in store.specs)  # arbitrary Python, which cannot be part of a graph
     if model.device.type == "cuda" and model.backend is Backend.TRITON and not codecs:
         return CudaGraphProgram(model, store), EagerProgram(model, store)
     if not backends.has_step:
@@ -99,7 +101,7 @@ def _programs(
 
 
 def _modules(model: Transformer, store: KVStore, backends: Backends, unit: CompileUnit = "block") -> StepProgram:
-    """Return the model's modules: compiled by Inductor where they are on it."""
+    """Return the program of the model's modules: compiled if they are on Inductor."""
     if model.backend is Backend.INDUCTOR:
         return InductorProgram(model, store, backends.attention, unit)
     return EagerProgram(model, store)

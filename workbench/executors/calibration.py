@@ -1,6 +1,6 @@
-"""Calibrate codecs of the cache: run the model over a text once, and give each codec its layer's keys and values.
+"""Calibrate cache codecs: run the model once over a text, and pass each layer's keys and values to its codec.
 
-The same model, codec and text give the same codecs: nothing else enters.
+The result depends only on model, codec and text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 CALIBRATION_TEXT = Path(__file__).resolve().parent.parent / "demo" / "calibration.txt"
-TOKENS_PER_WINDOW = 1024  # of the text that are computed together, and see one another
+TOKENS_PER_WINDOW = 1024  # tokens of the text that are computed in one window
 
 
 def calibrate_codecs(
@@ -36,11 +36,11 @@ def calibrate_codecs(
     tokenizer: Tokenizer | None,
     report: Callable[[str], None] = to_stderr,
 ) -> tuple[KVCacheSpec, ...]:
-    """Return the specs with each codec that is to be calibrated replaced by that of its layer; others stay. `report`
-    gets a line if it takes long.
+    """Return the cache specs with calibrated codecs, one for each layer; codecs without calibration stay unchanged.
+    `report` receives a line if it takes long.
 
     Raises:
-        WorkbenchError: the text cannot be read or is empty; a codec fails, or what it stores depends on the text.
+        WorkbenchError: the text cannot be read or is empty; a codec fails, or its stored sizes depend on the text.
     """
     if not any(spec.codec is not None and spec.codec.needs_calibration for spec in specs):
         return specs
@@ -66,8 +66,9 @@ def _calibrated(spec: KVCacheSpec, codec: LoadedCodec, layer: int, keys: Tensor,
 def calibration_windows(
     model: Transformer, settings: CodecCalibration, tokenizer: Tokenizer | None
 ) -> list[tuple[int, ...]]:
-    """Return token ids of the text, cut into windows within the model's context; without a tokenizer its bytes are
-    tokens, as far as the vocabulary reaches. Raises WorkbenchError where there are none."""
+    """Return the token ids of the calibration text, in windows that fit in the model's context. Without a tokenizer the
+    text's bytes below the vocabulary size are the tokens. Raises WorkbenchError if there are no tokens.
+    """
     path = CALIBRATION_TEXT if settings.text is None else Path(settings.text)
     try:
         text = path.read_text(encoding="utf-8")
@@ -86,8 +87,9 @@ def calibration_windows(
 
 @torch.inference_mode()
 def keys_and_values(model: Transformer, windows: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Return the keys and values of each layer over all windows, [token, kv_head, head_dim] in float32 each, as the
-    model computes them in float32 on the backend eager; empty ones of a layer that has none of its own."""
+    """Return the keys and the values of each layer over all windows, [token, kv_head, head_dim] in float32 each,
+    computed in float32 on the backend eager. They are empty for a layer without its own keys and values.
+    """
     dtype = torch.promote_types(model.dtype, torch.float32)
 
     def run(

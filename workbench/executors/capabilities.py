@@ -1,7 +1,7 @@
-"""The table of what each backend carries out. `doctor`, errors, `auto` and docs/reference/backends.md read it.
+"""List the features that each backend supports, in one table for `doctor`, errors, `auto` and the site.
 
-It lists the `supports` of operators and programs, each of which stands beside what would have to carry a feature out. A
-feature without a reason in any of them is carried out by every backend.
+It collects the `supports` of operators and programs, which are declared where a feature would be implemented. A feature
+without a refusal in any of them is supported by every backend.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from workbench.display import Table
 from workbench.executors.programs import decode_step, eager, inductor, operators
 from workbench.executors.requirements import FEATURES, Refusal, Requirements, Supports
 
-# What a backend does: attention over the cache, all operators of the blocks, a decode step as one function, or several
-# such steps that draft tokens in one call. Each includes those before it; only mlir has the last two.
+# Roles of a backend: attention over the cache, all operators of the blocks, a decode step as one function, several
+# draft steps in one call. Each includes the roles before it; only mlir has the last two.
 Role = Literal["attention", "blocks", "step", "drafts"]
 BLOCKS = {
     Backend.EAGER: eager.supports,
@@ -32,12 +32,16 @@ COLUMNS |= {"mlir, whole step": (Backend.MLIR, "step"), "mlir, several draft ste
 
 
 def limits_of(feature: str) -> dict[str, str | None]:
-    """Return the reason why each of COLUMNS does not carry out a feature; None where it does."""
+    """Return, for each column of the table (see COLUMNS), the reason why it does not support a feature; None if it
+    does.
+    """
     return {column: SUPPORTS[backend][role].get(feature) for column, (backend, role) in COLUMNS.items()}
 
 
 def capability_table() -> Table:
-    """Return a table of features by COLUMNS: `yes`, or the number of a reason below it."""
+    """Return a table with a row for each feature and the columns COLUMNS: `yes`, or the number of a reason below the
+    table.
+    """
     limits = {feature: limits_of(feature) for feature in FEATURES}
     reasons = list(dict.fromkeys(reason for row in limits.values() for reason in row.values() if reason))
     rows = [
@@ -45,9 +49,9 @@ def capability_table() -> Table:
         for feature, row in limits.items()
     ]
     note = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    return Table("What backends carry out", rows, ("feature", *COLUMNS), note)
+    return Table("What backends support", rows, ("feature", *COLUMNS), note)
 
 
 def unsupported(backend: Backend, requirements: Requirements, role: Role = "blocks") -> Refusal | None:
-    """Return why `backend` cannot do all that is required in this role; None if it can."""
+    """Return the reason why `backend` does not meet the requirements in this role; None if it does."""
     return SUPPORTS[backend][role](requirements)

@@ -1,9 +1,9 @@
-"""Note the hidden states after some layers while a step runs, for the rows that are sampled.
+"""Record the hidden states after some layers during a step, for the rows that are sampled.
 
-    logits [sample, vocab]  ->  [sample, vocab + layer * hidden]: beside each row's logits its states after each layer
+    logits [sample, vocab]  ->  [sample, vocab + layer * hidden]: each row's logits, then its states after each layer
 
-They travel as columns of the logits, so that what selects rows selects both. Only steps whose plan names layers have
-them; `split_columns` takes them apart.
+The states are further columns of the logits, so a selection of rows selects both. Only steps whose plan names layers
+have them; `split_columns` separates them from the logits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from workbench.model.transformer import RunBlock, run_block
 
 
 class LayerTap:
-    """Call blocks by `run`, and note the states after `layers` of them, in one forward pass."""
+    """A wrapper of `run`, which computes a block: it records the hidden states after `layers` of the blocks, in one
+    forward pass.
+    """
 
     def __init__(self, layers: tuple[int, ...], logits_indices: Tensor, run: RunBlock = run_block):
         self.layers, self.run, self._rows = layers, run, logits_indices
         self._found: dict[int, Tensor] = {}
-        self._after = 0  # layers that have run
+        self._after = 0  # number of layers that have run
 
     def __call__(
         self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
@@ -37,17 +39,19 @@ class LayerTap:
         return x
 
     def note(self, layer: int, x: Tensor) -> None:
-        """Keep the sampled rows of the states [token, hidden] after so many layers, where they are wanted."""
+        """Record the states [token, hidden] after `layer` layers, for the sampled rows, if that layer is one of
+        `layers`.
+        """
         if layer in self.layers:
             self._found[layer] = x[self._rows].float()
 
     def beside(self, logits: Tensor) -> Tensor:
-        """Return the columns beside `logits` [sample, vocab]."""
+        """Return `logits` [sample, vocab] with the recorded states as further columns."""
         return torch.cat([logits, *(self._found[layer] for layer in self.layers)], -1)
 
 
 def split_columns(columns: Tensor, vocab: int, layers: tuple[int, ...]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the logits [sample, vocab], and by number of layers the states [sample, hidden]."""
-    if columns.shape[1] == vocab:  # an executor that has none
+    """Split `columns` into the logits [sample, vocab], and the states [sample, hidden] by number of layers."""
+    if columns.shape[1] == vocab:  # an executor without such columns
         return columns, {}
     return columns[:, :vocab], dict(zip(layers, columns[:, vocab:].chunk(len(layers), -1), strict=True))

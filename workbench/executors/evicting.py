@@ -1,8 +1,9 @@
-"""Execute eviction: accumulate attention beside the fast kernel, and move the kept tokens together.
+"""Execute eviction: sum the attention that each token receives, beside the fast kernel, and move the kept tokens
+together.
 
-    a step:   evictions of its plan  ->  forward, layers observed where a query's attention counts  ->  mass added
+    a step:   evictions of its plan  ->  forward, with observed layers if a query's attention counts  ->  mass added
 
-An observed layer records its queries, from which attention weights are recomputed beside any kernel.
+An observed layer records its queries, and attention weights are recomputed from them for any kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from workbench.scheduler.plan import Span, StepPlan
 
 
 class AttentionCall(NamedTuple):
-    """The arguments of one layer's attention in a step."""
+    """The arguments with which one layer's attention was called in a step."""
 
     layer: CacheLayer
     q: Tensor
@@ -46,8 +47,8 @@ class AttentionCall(NamedTuple):
     def attention_mass(self, rows: slice, seq: int, end: int, decay: float = 1.0) -> Tensor:
         """Return the attention that the queries `rows` give to each slot, by key/value head: [kv_head, slot].
 
-        The queries are the last ones of sequence number `seq`, up to slot `end`. Each leaves `decay` of what those
-        before it gave.
+        The queries are the last ones of sequence number `seq`, up to slot `end`. Each multiplies the earlier mass by
+        `decay`.
         """
         context = self.layer.read(self.q, self.batch, self.parameters).gather(seq, end, rows, self.q.dtype)
         weights = attention_weights(self.q[rows], context, self.parameters).double()
@@ -58,10 +59,10 @@ class AttentionCall(NamedTuple):
 
 
 class ObservedLayer(LayerView):
-    """A layer's cache that records the arguments of its attention.
+    """A wrapper of one layer's cache that records the arguments of attention calls.
 
-    `visible` are the slots that each head may see of each sequence of the step, [kv_head, slot]; None for all. Slots
-    after these are seen by every head.
+    `visible` masks the slots that each head sees of each sequence in the step, [kv_head, slot]; None for all. Every
+    head sees the slots after these.
     """
 
     def __init__(self, source: CacheLayer):
@@ -75,11 +76,13 @@ class ObservedLayer(LayerView):
             return self._attend_to_visible(q, batch, parameters)
         alone = (
             batch.decode_only and backend is not Backend.INDUCTOR
-        )  # outside a graph that backend compiles decodes itself
+        )  # outside of a graph, that backend compiles decodes by itself
         return super().attend(q, replace(batch, decode_only=alone), parameters, backend)
 
     def _attend_to_visible(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> Tensor:
-        """Attend sequence by sequence, each head to the slots that it keeps; the reference, as backend eager is."""
+        """Attend sequence by sequence, each head to its own kept slots; a reference implementation like the backend
+        eager.
+        """
         out, pages = torch.zeros_like(q), self.read(q, batch, parameters)
         for (seq, rows, context), visible in zip(batch.spans.listed(), self.visible, strict=False):
             read = pages.gather(seq, context, rows)
@@ -97,11 +100,12 @@ class ObservedLayer(LayerView):
 
 
 class Evictor:
-    """The attention mass of each sequence's tokens, as [kv_head, slot] for each layer with keys and values of its own,
-    from all layers that read them; `policy` chooses for each key/value head.
+    """The executor of evictions. It has the attention mass of each sequence's tokens: [kv_head, slot] for each layer
+    with its own keys and values, summed over all layers that read them. `policy` chooses the tokens of each key/value
+    head.
 
-    Where heads keep unlike numbers, each has its tokens in its first slots, and does not see the others up to the
-    sequence's slots after the eviction.
+    If heads keep different numbers of tokens, a head's tokens are in its first slots, and it does not see its other
+    slots up to the sequence's number of slots after the eviction.
     """
 
     def __init__(self, policy: AnyPolicy, store: KVStore, budget: EvictionBudget):
@@ -111,14 +115,15 @@ class Evictor:
         own = sorted(set(sources))
         layers = (store.layers[index] for index in own)
         self._layers = tuple(layer for layer in layers if isinstance(layer, AttentionLayer))  # all: why_not_evictable
-        self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
-        self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
+        self._read = tuple(own.index(index) for index in sources)  # by layer, index among these
+        self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()
         self._visible: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
 
     @torch.inference_mode()
     def evict(self, evictions: Iterable[Eviction]) -> list[tuple[Sequence, str]]:
-        """Move the kept tokens to the first slots of their sequence's pages, in text order; return the sequences for
-        which the policy failed, with the errors."""
+        """Move the kept tokens to the first slots of their sequence's pages, in text order; return the sequences whose
+        policy failed, with the errors.
+        """
         failed = []
         for eviction in evictions:
             try:
@@ -139,7 +144,8 @@ class Evictor:
                 raise WorkbenchError(f"cache.evict: {self.policy!r} {message}")
         moved, visible = [], []
         for layer, mass, (keep, change) in zip(self._layers, masses, chosen, strict=True):
-            # Kept tokens first, in text order; a head with fewer has others behind them, which it does not see.
+            # Kept tokens first, in text order; a head that keeps fewer has other tokens after them, which it does not
+            # see.
             slots = (~keep).sort(dim=1, stable=True).indices[:, :kept]
             change.apply(layer.tokens, pages[layer.group], size)
             move_slots(layer.tokens.slot_tensors(), pages[layer.group], slots, size)
@@ -150,15 +156,16 @@ class Evictor:
             self._visible[sequence] = visible
 
     def visible_slots(self, plan: StepPlan) -> list[list[Tensor | None]] | None:
-        """Return by layer and sequence of a step which slots each head sees; None where all heads see all of them."""
+        """Return the slots that each head sees, by layer and sequence of a step; None if all heads see all slots."""
         found = [self._visible.get(span.sequence) for span in plan.spans]
         if all(each is None for each in found):
             return None
         return [[None if each is None else each[place] for each in found] for place in self._read]
 
     def observed_positions(self, span: Span) -> range:
-        """Return the positions of `span` whose queries count and were not counted yet; an interrupted step is computed
-        again."""
+        """Return the positions of `span` whose queries count for eviction and have not been counted yet (an interrupted
+        step is repeated).
+        """
         prompt, observes = span.sequence.prompt_length, self.policy.observes
         first = max(span.start, self._counted(span.sequence))
         if observes is None:
@@ -166,7 +173,9 @@ class Evictor:
         return range(max(first, prompt - observes), max(first, min(span.end, prompt)) if observes else 0)
 
     def begin_step(self, plan: StepPlan) -> bool:
-        """Return whether a step has queries whose attention counts; a text computed from its start counts anew."""
+        """Return whether a step has queries that count for eviction; a text computed from its start is counted from
+        zero.
+        """
         for span in plan.spans:
             if span.start == 0:
                 self._masses.pop(span.sequence, None)
@@ -175,7 +184,7 @@ class Evictor:
 
     @torch.inference_mode()
     def add_mass(self, plan: StepPlan, layers: Iterable[ObservedLayer]) -> None:
-        """Add the attention of the queries that count, layer by layer."""
+        """Add the attention that tokens received from the queries that count, layer by layer."""
         looked = [layer.pop_call() for layer in layers]
         first = 0
         for seq, span in enumerate(plan.spans):
@@ -191,7 +200,9 @@ class Evictor:
     def _choose(
         self, number: int, mass: Tensor, pages: tuple[list[int], ...], kept: int, budget: int
     ) -> tuple[Tensor, SlotChange]:
-        """Return which tokens of layer `number` each head keeps, and the keys and values that the policy changes."""
+        """Return a mask of the tokens that each head of layer `number` keeps, and the keys and values that the policy
+        changes.
+        """
         layer = self._layers[number]
         read = functools.partial(read_slots, layer.tokens, pages[layer.group], mass.shape[1])
         tokens = LayerTokens(number, len(self._layers), mass.clone(), kept, read)
@@ -203,7 +214,9 @@ class Evictor:
         return self._masses.get(sequence, (0, []))[0]
 
     def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
-        """Return the mass of the first `held` slots of each layer with its own, in float64."""
+        """Return the mass of the first `held` slots of each layer with own keys and values, in float64, padded with
+        zeros.
+        """
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
             keys = (layer.tokens.slot_tensors()[0] for layer in self._layers)
@@ -212,8 +225,9 @@ class Evictor:
 
 
 class EvictionObserver:
-    """Shows an evictor the queries of the steps whose attention counts: these are computed over `store`, whose layers
-    are observed."""
+    """An observer of steps for an evictor: steps with queries that count for eviction are computed over `store` with
+    observed layers.
+    """
 
     def __init__(self, store: KVStore, evictor: Evictor):
         self.layers = tuple(ObservedLayer(layer) for layer in store.layers)
@@ -221,7 +235,7 @@ class EvictionObserver:
         self.store.layers = self.layers  # type: ignore[assignment] (the layers observed)
 
     def begin_step(self, plan: StepPlan) -> bool:
-        """Return whether a step is observed."""
+        """Return whether a step must be observed."""
         counts, visible = self.evictor.begin_step(plan), self.evictor.visible_slots(plan)
         if not counts and visible is None:
             return False
@@ -230,12 +244,14 @@ class EvictionObserver:
         return True
 
     def end_step(self, plan: StepPlan) -> None:
-        """Add what an observed step has shown."""
+        """Add the attention mass of an observed step."""
         self.evictor.add_mass(plan, self.layers)
 
 
 def why_not_evictable(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> str | None:
-    """Return why eviction cannot work, None where it can: after it, slots are not positions."""
+    """Return the reason why eviction is not supported, None if it is: after an eviction, a token's slot differs from
+    its position.
+    """
     merges = hasattr(policy, "merge")
     for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
         attention = kind.attention
@@ -249,8 +265,8 @@ def why_not_evictable(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> str
             shape.codec, shape.num_kv_heads, shape.head_dim, store.dtype
         ):
             message = (
-                f"is kept by the {shape.format}, in whose code heads depend on one another, and each keeps tokens of "
-                "its own; encode each head by itself"
+                f"is kept by the {shape.format}, which encodes heads together, and each head keeps tokens "
+                "of its own; encode each head by itself"
             )
         elif merges and shape.num_value_columns is not None:
             message = "has its values as columns of its keys (latent attention), and the policy merges each by itself"
@@ -261,7 +277,7 @@ def why_not_evictable(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> str
         elif isinstance(attention, AttentionSpec) and (
             attention.position == "alibi" or attention.mask or attention.score or attention.pages
         ):
-            message = "looks by distance (ALiBi, or a custom mask, score or choice of pages), and distances are lost"
+            message = "needs distances (ALiBi, or a custom mask, score or choice of pages), which eviction loses"
         else:
             continue
         return f"layer {index} {message}"
@@ -269,8 +285,9 @@ def why_not_evictable(spec: ModelSpec, store: KVStore, policy: AnyPolicy) -> str
 
 
 def codes_heads_apart(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether a head's code is its own: with the codes of one head exchanged between two tokens, its rows are
-    exchanged and no other, bit for bit. Tried on random rows, each head in turn."""
+    """Return whether a codec encodes heads independently: exchanging the codes of one head between two tokens must
+    exchange this head's rows, bit for bit, and change no others. It is tested on random rows, head by head.
+    """
     rows = torch.randn(2, num_kv_heads, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
     codec = codec.ready(num_kv_heads, head_dim)
     for side in SIDES:

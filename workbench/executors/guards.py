@@ -1,6 +1,6 @@
-"""Compare modules by structure, to share compiled code and to notice changes.
+"""Compare modules by structure, to share compiled code and to detect changes.
 
-Both read the live modules: changes made by a person count, not what the module was built with.
+Both read the live modules, so a user's later changes to a module are included.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from workbench.settings import Settings
 
 _TORCHS_OWN = vars(nn.Module()).keys() - {"training"}
 _PLAIN = (int, float, str, type(None), torch.dtype, Enum, Settings)
-_OURS = ("workbench", "compiled_kernels", "torch")  # whose code does not change while it runs
+_OURS = ("workbench", "compiled_kernels", "torch")  # packages with code that does not change at run time
 
 
 def compile_key(module: nn.Module) -> Hashable | None:
-    """Return a compile-cache key: equal for modules that compute the same from their inputs and weights.
+    """Return a key for a cache of compiled code: it is equal for modules that compute the same from their inputs and
+    weights.
 
-    It covers classes, attributes, submodules, and the weights' shapes and types. None if that is unknown: code of
-    others may read what changes unseen.
+    It covers classes, attributes, submodules, and the weights' shapes and types. None if unknown: foreign code may read
+    other state, and its changes cannot be detected.
     """
     own = {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
     parts = {name: None if part is None else compile_key(part) for name, part in module._modules.items()}
@@ -37,13 +38,13 @@ def compile_key(module: nn.Module) -> Hashable | None:
 
 
 def _fixed(value: Any) -> bool:
-    """Return whether a value is constant: numbers and names, and frozen values of such."""
+    """Return whether a value is constant: a number, a string, or a frozen value of constants."""
     if isinstance(value, tuple):
         return all(map(_fixed, value))
     if is_dataclass(value) and not isinstance(value, type):
         frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined] (every dataclass has it)
         return _ours(value) and frozen and all(map(_fixed, vars(value).values()))
-    if isinstance(value, FunctionType):  # one_rank, where a model is not cut over ranks
+    if isinstance(value, FunctionType):  # `one_rank` of a model that is not split over ranks
         return value.__closure__ is None and value.__module__.split(".")[0] in _OURS
     return isinstance(value, _PLAIN)
 
@@ -57,7 +58,9 @@ def _kind(tensor: Tensor | None) -> Hashable:
 
 
 class ModelGuard:
-    """A guard that notices new modules, parameters or attributes in a model since it was made."""
+    """A guard that detects modules, parameters or attributes of a model that were replaced since the guard's
+    creation.
+    """
 
     def __init__(self, model: nn.Module):
         self._places = [

@@ -1,5 +1,6 @@
-"""Choose the layout of block weights: row by row, or in panels, which the backend mlir reads at decode and prefill
-alike (see compiled_kernels/blocked/layout.py)."""
+"""Choose the layout of block weights: row by row, or in panels, which the backend mlir reads in decode and prefill (see
+compiled_kernels/blocked/layout.py).
+"""
 
 from __future__ import annotations
 
@@ -29,25 +30,28 @@ from workbench.files import cache_directory
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
+from workbench.units import format_seconds
 
 LAYOUT_FILE = "layouts.json"
-PRODUCT_TOKENS = 512  # of the product that is timed
+PRODUCT_TOKENS = 512  # rows of the timed product
 CONTEXT_TOKENS, PREFILL_TOKENS = (
     96,
     64,
-)  # tokens before the one that is decoded for a check, and of the prefill that is checked
+)  # context tokens of the checked decode, and tokens of the checked prefill
 
 
 class PanelTrial(NamedTuple):
-    """Seconds of a product of `PRODUCT_TOKENS` rows from panels and by torch, and why panels are not taken, if so."""
+    """The seconds of a product of `PRODUCT_TOKENS` rows, with the weight in panels and with torch, and the reason
+    against panels if there is one.
+    """
 
     panels: float
     torch: float
     problem: str = ""
 
     def __str__(self) -> str:
-        ours, torchs = (f"{1000 * seconds:.2f}" for seconds in (self.panels, self.torch))
-        message = f"a product of {PRODUCT_TOKENS} tokens takes {ours} ms from panels, {torchs} by torch"
+        ours, torchs = map(format_seconds, (self.panels, self.torch))
+        message = f"a product of {PRODUCT_TOKENS} tokens takes {ours} from panels, {torchs} by torch"
         return f"{message}; {self.problem}" if self.problem else message
 
 
@@ -59,18 +63,18 @@ def choose_weight_layout(
     remembered: ResultCache | None = None,
     in_place: bool = False,
 ) -> Backends:
-    """Convert the block weights to panels if the backend mlir decodes and can prefill from them; return the backends
-    then.
+    """Convert the block weights to panels if the backend mlir decodes and can prefill from panels; return the new
+    backends.
 
-    The experts of a mixture and all that is in few bits are in panels wherever mlir decodes. Under `auto` all else is
-    not where torch's product is clearly faster (AMX), where the backend mlir was refused for attention, or where
-    results are further from exact logits than arithmetic in this precision is. The decision is remembered.
-    What is in few bits is laid out `in_place` if no one else reads it.
+    The experts of a mixture and all quantized matrices are in panels whenever mlir decodes. Under `auto`, other weights
+    stay row by row if torch's product is clearly faster (AMX), if mlir was refused for attention, or if the error of
+    the logits exceeds the bound for arithmetic in this precision. The decision is remembered. Quantized matrices are
+    laid out `in_place` if no other model reads them.
     """
     if backends.decode is not Backend.MLIR:
         return backends
     if model.use_code_panels(in_place=in_place) and not backends.decodes_by_blocks:
-        model.set_backend(Backend.MLIR)  # what reads such panels is mlir's
+        model.set_backend(Backend.MLIR)  # only mlir's operators read such panels
         backends = replace(backends, blocks=Backend.MLIR, checked=True)
     if backends.decodes_by_blocks or panels_refusal(model) or weights_in_panels(model):
         return backends
@@ -93,7 +97,7 @@ def choose_weight_layout(
 
 
 def panels_refusal(model: Transformer) -> str | None:
-    """Return why the block weights of `model` cannot lie in panels; None if they can."""
+    """Return the reason why the block weights of `model` cannot be in panels; None if they can."""
     for part in model.blocks.modules():
         if isinstance(part, Linear) and (problem := part.panels_refusal):
             return problem
@@ -109,7 +113,7 @@ def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Ba
     """Time the largest product, then check a decode and a prefill from panels; return the result and whether to
     remember it.
 
-    The model is row by row again afterwards, on `blocks`.
+    Afterwards the weights are row by row again, on backend `blocks`.
     """
     linears = [part for part in model.blocks.modules() if isinstance(part, Linear) and part.format.is_dense]
     largest = max(linears, key=lambda part: part.weight.numel())
@@ -130,7 +134,9 @@ def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Ba
 
 @torch.inference_mode()
 def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
-    """Time the product with `PRODUCT_TOKENS` rows from panels and by torch; return whether the rounds agreed, too."""
+    """Time the product with `PRODUCT_TOKENS` rows from panels and by torch; return the times and whether the rounds
+    agreed.
+    """
     out, width = linear.out_features, linear.in_features
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (PRODUCT_TOKENS, out))
@@ -158,8 +164,9 @@ def _wrong(model: Transformer, backends: Backends, held: CacheLayout) -> str:
 
 
 def remembered_layouts(kept: ResultCache | None = None) -> list[dict[str, Any]]:
-    """Return every choice of a layout that is remembered, newest last: `chosen` is panels or rows, `reason` says why;
-    `valid` says whether machine, versions and code are still those it was made with. Damaged entries are left out."""
+    """Return all remembered layout choices, newest last: `chosen` is panels or rows, with its `reason`; `valid` tells
+    whether machine, versions and code are unchanged since then. Damaged entries are left out.
+    """
     named, choices = ("model", "weights", "cache", "threads", "cpu", "here", "date"), []
     for entry in (kept or ResultCache(cache_directory() / LAYOUT_FILE)).load().values():
         found = _sound(entry)

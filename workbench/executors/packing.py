@@ -1,5 +1,6 @@
-"""Pack a plan into tensors, and wait for its logits. Decodes are padded to a few sizes (buckets), so that what is
-compiled for one size serves many."""
+"""Pack a plan into tensors, and wait for its logits. Decodes are padded to a few sizes (buckets), so that code compiled
+for one size is reused for many.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +20,21 @@ MIN_TABLE_WIDTH = 2  # torch.compile treats a dimension of one as a special case
 
 
 def bucket_for(rows: int) -> int:
-    """Return the smallest bucket that holds `rows`; beyond the last, multiples of it."""
+    """Return the smallest bucket that is at least `rows`; beyond the largest bucket, the next multiple of it."""
     last = DECODE_BUCKETS[-1]
     return next((size for size in DECODE_BUCKETS if size >= rows), -(-rows // last) * last)
 
 
 def verify_bucket_for(rows: int) -> int:
-    """Return the bucket of a verification step, where one more row is felt: exact up to 8, then multiples of 16."""
+    """Return the bucket for `rows` rows of a verification step, in which each row costs time: `rows` itself up to 8,
+    then the next multiple of 16.
+    """
     return rows if rows <= 8 else -(-rows // 16) * 16 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)
 
 
 def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
-    """Pack `plan` into a batch; `rows` pads a plan of decodes with rows that touch the null page only.
+    """Pack `plan` into a batch of tensors. `rows` pads a plan of decodes with rows that read and write only the null
+    page.
 
     Args:
         plan: the spans to pack, decodes first.
@@ -102,7 +106,7 @@ def batch_tensors(batch: TokenBatch) -> Iterator[Tensor]:
 
 
 def map_fields(batch: Mapping[str, Any], kind: type, function: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the fields of a batch with `function` of each value of a kind, tensors or arrays, in its place."""
+    """Return the fields of a batch with `function` applied to each value of the type `kind` (tensors or arrays)."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -113,7 +117,7 @@ def map_fields(batch: Mapping[str, Any], kind: type, function: Callable[[Any], A
 
 
 def _parents_of(span: Span) -> list[int]:
-    """Return the row in the span of the token before each; -1 for the first."""
+    """Return the index in the span of each token's parent; -1 for the first token."""
     known = span.length - len(span.draft_token_ids)
     if not span.draft_parents:
         return list(range(-1, span.length - 1))
@@ -121,7 +125,7 @@ def _parents_of(span: Span) -> list[int]:
 
 
 def _depths(parents: list[int]) -> list[int]:
-    """Return how far each token is from the first."""
+    """Return each token's distance from the first."""
     found: list[int] = []
     for parent in parents:
         found.append(0 if parent < 0 else found[parent] + 1)
@@ -129,7 +133,7 @@ def _depths(parents: list[int]) -> list[int]:
 
 
 def synchronized(logits: Tensor) -> Tensor:
-    """Return `logits` once they are computed, not merely queued, so that a step's time is the device's."""
+    """Wait until `logits` are computed, and return them: so a step's measured time includes the device's work."""
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
     return logits

@@ -1,5 +1,5 @@
-"""Compare the logits of backends with reference logits in higher precision: a decode step of one token over a cache of
-random keys and values.
+"""Compare the logits of backends with reference logits in higher precision, for a decode step of one token over a cache
+of random keys and values.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from workbench.scheduler.plan import Span, StepPlan
 
 Module = TypeVar("Module", bound=nn.Module)
 CLEARLY_FASTER_RATIO = 0.8  # a backend is clearly faster below this fraction of another's time
-ERROR_FACTOR = 2  # times the error of the modules themselves: another order of summation, another place to round
-FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
-ROUNDING_FACTOR = 8  # of numbers as large as the logits, where the modules happen to be exact
+ERROR_FACTOR = 2  # factor on the eager modules' own error: other orders of summation, other rounding
+FLIPPED = 0.25  # fraction of the change by INT8 activations: a number between two INT8 values may be rounded to either
+ROUNDING_FACTOR = 8  # relative to the logits, in case the eager modules happen to be exact
 POOL_FACTOR = 2  # pools have this many times the pages of the sequence
 
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The layout of a store, without its number of pages."""
+    """The layout of a store of keys and values, without its number of pages."""
 
     specs: tuple[KVCacheSpec, ...]
     page_size: int
@@ -48,10 +48,10 @@ class CacheLayout:
 def single_decode_step(
     model: Transformer, layout: CacheLayout, context_tokens: int, seed: int = 0
 ) -> tuple[KVStore, StepPlan]:
-    """Build a decode of one token after `context_tokens` others, and a store with their random keys and values in
-    shuffled pages.
+    """Build a store with random keys and values in shuffled pages, and the plan of a decode of one token after
+    `context_tokens` tokens.
 
-    What the sequence does not hold is NaN in floating-point pages.
+    Unused slots of floating-point pages are NaN.
     """
     length = min(context_tokens + 1, model.spec.max_position_embeddings)
     groups, count = (
@@ -88,11 +88,11 @@ def single_decode_step(
 
 
 def reference_logits(model: Transformer, store: KVStore, plan: StepPlan) -> tuple[Tensor, float]:
-    """Compute the exact logits of the plan's rows, [sample, vocab] in float64, and the tolerance for any other way of
-    computing them.
+    """Compute the exact logits of the plan's rows, [sample, vocab] in float64, and the error that is tolerated of
+    backends.
 
-    The tolerance is `ERROR_FACTOR` times the error that the modules make on the backend eager in their own precision,
-    and a rounding; with activations in INT8 also `FLIPPED` times the change that quantizing the activations makes.
+    The tolerance is `ERROR_FACTOR` times the error of the modules on the backend eager in their own precision, plus a
+    rounding error; with INT8 activations also `FLIPPED` times the change by quantizing the activations.
     """
     higher = torch.float32 if model.dtype.itemsize < 4 else torch.float64
     exact = _eager(model, store, plan, higher).double()
@@ -107,8 +107,9 @@ def reference_logits(model: Transformer, store: KVStore, plan: StepPlan) -> tupl
 def _eager(
     model: Transformer, store: KVStore, plan: StepPlan, dtype: torch.dtype, activations: Activations | None = None
 ) -> Tensor:
-    """Return logits by the modules as written, on the backend eager in `dtype`, with the model's own activations unless
-    given. Weights are cast a block at a time."""
+    """Return the logits of the eager modules in `dtype`, by default with the model's own activation format. Weights are
+    cast block by block.
+    """
     batch = pack_batch(plan, store.page_size, model.device)
     own = KVStore(store.specs, store.num_pages, store.page_size, dtype, str(model.device))
     for table in range(len(store.groups)):
@@ -131,8 +132,9 @@ def _eager(
 
 
 def eager_copy(module: Module, dtype: torch.dtype | None, activations: Activations | None = None) -> Module:
-    """Return a copy of a module on the backend eager, cast to `dtype` if it is given: scales are more precise than a
-    model's dtype, and stay so where it is not."""
+    """Return a copy of a module on the backend eager, cast to `dtype` if it is given. Without `dtype`, scales that are
+    more precise than the model's dtype stay so.
+    """
     made = copy.deepcopy(module)
     for part in made.modules():
         if "backend" in vars(part):

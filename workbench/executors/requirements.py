@@ -1,7 +1,8 @@
-"""The demands of a model, its cache, its settings and its device, and how each is found in them.
+"""Define the requirements of a model, its cache, settings and device, and how each is detected.
 
-Each of `FEATURES` is one demand. What cannot be carried out, and why, stands beside what would have to: the operators
-of a backend (programs/operators.py) and the programs, each in its `supports`. capabilities.py lists them.
+Each of `FEATURES` is one requirement. Unsupported features are declared, with the reason, where they would be
+implemented: in the `supports` of a backend's operators (programs/operators.py) and of programs. capabilities.py lists
+them.
 """
 
 from __future__ import annotations
@@ -32,34 +33,37 @@ from workbench.model.transformer import DENSE, Transformer
 REFUSALS = {
     "speculate": "cannot verify trees of drafts",
     "device": "does not work here",
-    "model": "cannot carry out this model",
-    "cache": "cannot carry out this cache",
+    "model": "does not support this model",
+    "cache": "does not support this cache",
     "batch_invariant": "cannot keep it",
-    "parallel.tensor": "cannot be shared by ranks",
-    "sampling": "cannot give what its filter combines",
+    "parallel.tensor": "cannot run on several ranks",
+    "sampling": "cannot give the logits that its filter combines",
 }
 FLOATS = "float32", "bfloat16", "float16", "float64"
 STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
-# Settings that the whole step of mlir reads, or whose values are features: with those of FEATURES, all that it knows.
+# Settings that mlir's whole step reads or that FEATURES test by value; together with the names in FEATURES, all known
+# settings.
 STEP_SETTINGS = {"kind", "scale", "position", "rotary", "mask", "score", "pages", "module", "qkv_bias", "o_proj_bias",
                  "mlp_bias", "norm", "norms", "activation", "tie_word_embeddings", "eos_token_ids"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """The demands of a model, its weights, its cache and its device on a backend; by default as few as possible."""
+    """The requirements that a model, its weights, its cache and its device put on a backend; by default as few as
+    possible.
+    """
 
     spec: ModelSpec | None = None
     dtype: torch.dtype = torch.float32
     weights: WeightFormat = DENSE
     cache: tuple[KVCacheSpec, ...] = ()
-    cache_dtype: torch.dtype | None = None  # of what is not quantized; None is `dtype`
+    cache_dtype: torch.dtype | None = None  # dtype of unquantized keys and values; None: `dtype`
     device: str = "cpu"
     batch_invariant: bool = False
-    ranks: int = 1  # processes that share the model (tensor parallelism)
+    ranks: int = 1  # number of processes that share the model (tensor parallelism)
     early_layers: bool = False  # a request's filter combines the logits of earlier layers
     tree_drafts: bool = False  # drafts are trees (speculate.tree)
-    uneven_heads: bool = False  # heads keep unlike numbers of tokens (a `spread` of cache.evict)
+    uneven_heads: bool = False  # heads keep different numbers of tokens (a `spread` of cache.evict)
 
     @classmethod
     def from_model(cls, model: Transformer, store: KVStore) -> Requirements:
@@ -74,11 +78,11 @@ class Requirements:
         return () if self.spec is None else self.spec.layers
 
 
-Finder = Callable[[Requirements], str | None]  # what is wanted, in words ("layer 2 has ALiBi"); None if it is not
+Finder = Callable[[Requirements], str | None]  # describes the requirement ("layer 2 has ALiBi"); None if absent
 
 
 class Refusal(NamedTuple):
-    verdict: str  # "cannot carry out this cache"
+    verdict: str  # "does not support this cache"
     reason: str
 
     def __str__(self) -> str:
@@ -89,22 +93,22 @@ GELU = ActivationSpec(kind="gelu_tanh")
 
 
 class Feature(NamedTuple):
-    """One demand that a backend may meet, and how it is found."""
+    """One requirement that a backend may support, and how it is detected."""
 
     about: str  # a key of REFUSALS
-    sought: Finder | str  # a name is that of a setting of the spec, found where it is not at its default
+    sought: Finder | str  # a string names a setting of the spec, detected if it differs from its default
 
     def find(self, wanted: Requirements) -> str | None:
-        """Return what is wanted, in words; None if it is not."""
+        """Describe the requirement as it occurs in `wanted`; None if it does not occur."""
         sought = self.sought
         return _changed(wanted, lambda name: name == sought) if isinstance(sought, str) else sought(wanted)
 
 
 class Supports(dict[str, str]):
-    """Hold the reasons of what an operator or a program does not support, by feature."""
+    """The features that an operator or program does not support, with the reasons."""
 
     def __call__(self, wanted: Requirements) -> Refusal | None:
-        """Return the first reason against what is wanted, in the order of FEATURES; None where all is supported."""
+        """Return the first reason against the requirements, in the order of FEATURES; None if all are supported."""
         for name, feature in FEATURES.items():
             if name in self and (what := feature.find(wanted)) is not None:
                 return Refusal(REFUSALS[feature.about], f"{what}: {self[name]}" if what else self[name])
@@ -112,12 +116,12 @@ class Supports(dict[str, str]):
 
 
 def _demand(name: str) -> Finder:
-    """Find a demand of a run, which needs no words."""
+    """Detect a requirement of a run, which needs no description."""
     return lambda wanted: "" if getattr(wanted, name) else None
 
 
 def _layer(describe: Callable[[LayerSpec], Any]) -> Finder:
-    """Find the first layer that `describe` has words for."""
+    """Detect the first layer that `describe` returns a text for."""
     return lambda wanted: _first(wanted.layers, describe)
 
 
@@ -130,7 +134,7 @@ def _cache(describe: Callable[[KVCacheSpec], Any]) -> Finder:
 
 
 def _format(kind: str) -> Finder:
-    """Find a quantized layer whose keys or values have the format `kind`."""
+    """Detect a quantized layer with keys or values of format `kind`."""
     return _cache(lambda shape: kind in shape.format.key_value_formats and str(shape.format))
 
 
@@ -139,7 +143,7 @@ def _first(layers: tuple[Any, ...], describe: Callable[[Any], Any]) -> str | Non
 
 
 def _changed(wanted: Requirements, is_such: Callable[[str], bool]) -> str | None:
-    """Find a setting of a spec that is not at its default, and has such a name."""
+    """Detect a spec's setting of such a name that differs from its default."""
     parts: list[tuple[str, Any]] = [("the model", wanted.spec)] if wanted.spec else []
     for index, kind in enumerate(wanted.layers):
         parts += [(f"layer {index}", kind.attention), (f"layer {index}", kind)]
@@ -170,7 +174,7 @@ def _cache_dtype(wanted: Requirements) -> str | None:
 
 
 def _weights(are_such: Callable[[MatrixFormat], Any]) -> Finder:
-    """Find a format of the blocks or the head that is such a one."""
+    """Detect such a format in the blocks or the head."""
     return lambda wanted: next(
         (f"weights of {own}" for own in (*wanted.weights.of_blocks, wanted.weights.head) if are_such(own)), None
     )
@@ -201,7 +205,7 @@ def _rotary_by_length(wanted: Requirements) -> str | None:
 
 
 def _untraceable(wanted: Requirements) -> str | None:
-    """Find a custom mask or score function that torch.compile cannot trace: it is tried."""
+    """Detect a custom mask or score function that torch.compile cannot trace, by trying it."""
     at = torch.arange(4)
     rows = torch.zeros(2, 4, 4), torch.arange(2)[:, None, None], at[None, :, None], at[None, None]
 
@@ -218,12 +222,12 @@ def _untraceable(wanted: Requirements) -> str | None:
 
 
 def _shown_by_head(attention: Any) -> Callable[..., torch.Tensor]:
-    """Return the mask as a function of (query, key, head)."""
+    """Return a mask or score as a function of (query, key, head)."""
     return functools.partial(seen_by_head, build_mask(attention))
 
 
 def _without_scalar_form(wanted: Requirements) -> str | None:
-    """Find a custom mask or score function that cannot be traced to scalar code."""
+    """Detect a custom mask or score function that cannot be traced to scalar code."""
 
     def describe(attention: Any) -> str | None:
         if attention.mask is None and attention.score is None:
@@ -242,11 +246,11 @@ def _trace_problem(function: Any, *inputs: torch.Tensor) -> str | None:
     def call(*inputs: torch.Tensor) -> torch.Tensor:
         return function(*inputs)
 
-    # Code of its own: torch counts recompilations by code object, and refuses a function after a few.
+    # A new code object: torch counts recompilations by code object, and refuses a function after a few.
     call = FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
     try:
         torch.compile(call, backend="eager", fullgraph=True)(*inputs)
-    except Exception as error:  # whatever the compiler or the user's function throws
+    except Exception as error:  # any exception of the compiler or the user's function
         return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     return None
 
@@ -256,7 +260,7 @@ def _name(dtype: torch.dtype | None) -> str:
 
 
 def _unusual_mixture(wanted: Requirements) -> str | None:
-    """Find a mixture that the whole step of mlir does not carry out: it has experts in panels, and plain routers."""
+    """Detect a mixture that mlir's whole step does not support: it needs experts in panels, and plain routers."""
 
     def describe(kind: LayerSpec) -> str | None:
         if kind.experts is None:
@@ -279,7 +283,7 @@ def _unusual_mixture(wanted: Requirements) -> str | None:
 
 
 def _experts_in_groups(odd: Callable[[int], Any]) -> Finder:
-    """Find experts whose scales are of groups of so many columns."""
+    """Detect experts with scales for groups of this many columns."""
 
     def find(wanted: Requirements) -> str | None:
         group = wanted.weights.of_experts.group
@@ -304,7 +308,7 @@ def _trees_beside_other_caches(wanted: Requirements) -> str | None:
 
 
 def _on_ranks(find: Callable[[Requirements], object]) -> Finder:
-    """Find several ranks, beside what `find` finds."""
+    """Detect several ranks combined with the requirement of `find`."""
     return lambda wanted: f"{wanted.ranks} ranks" if wanted.ranks > 1 and find(wanted) else None
 
 
@@ -327,7 +331,7 @@ FEATURES: dict[str, Feature] = {
         "speculate", _trees_beside_other_caches
     ),
     "trees of drafts on several ranks": Feature("parallel.tensor", _on_ranks(lambda wanted: wanted.tree_drafts)),
-    "unlike numbers of tokens kept by heads": Feature("cache", _demand("uneven_heads")),
+    "heads that keep different numbers of tokens": Feature("cache", _demand("uneven_heads")),
     "logits of early layers": Feature("sampling", _demand("early_layers")),
     "logits of early layers on several ranks": Feature("sampling", _on_ranks(lambda wanted: wanted.early_layers)),
     "batch_invariant": Feature("batch_invariant", _demand("batch_invariant")),
@@ -342,9 +346,11 @@ FEATURES: dict[str, Feature] = {
     "FP8 weights": Feature("model", _weights(lambda own: own.codes == "fp8")),
     **{f"{name.upper()} weights": Feature("model", _in_words(name)) for name in WORDS},
     "gate and up in several formats": Feature("model", _gate_and_up),
-    "weights in groups of no power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
-    "experts in groups of no multiple of 4": Feature("model", _experts_in_groups(lambda group: group % 4)),
-    "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),
+    "weights in groups that are not a power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
+    "experts in groups that are not a multiple of 4": Feature("model", _experts_in_groups(lambda group: group % 4)),
+    "experts in groups that are not a power of two": Feature(
+        "model", _experts_in_groups(lambda group: group.bit_count() > 1)
+    ),
     "INT8 activations": Feature(
         "model", lambda wanted: "INT8 activations" if wanted.weights.activations == "int8" else None
     ),
@@ -365,7 +371,7 @@ FEATURES: dict[str, Feature] = {
         lambda own: isinstance(own, AttentionSpec) and own.pages and f"pages {own.pages.path}"
     )),
     "custom part that torch.compile cannot trace": Feature("model", _untraceable),
-    "custom part that is no arithmetic on positions": Feature("model", _without_scalar_form),
+    "custom part that is not arithmetic on positions": Feature("model", _without_scalar_form),
     "chunks of attention": Feature("model", "chunk_size"),
     "temperature by position": Feature("model", "temperature"),
     "residual streams": Feature("model", "altup"),
@@ -404,7 +410,7 @@ FEATURES: dict[str, Feature] = {
     "scaled embedding": Feature("model", "embedding_scale"),
     "quantized embedding": Feature("model", _quantized_embedding),
     "soft-capped logits": Feature("model", "final_logit_softcapping"),
-    "settings of a model that are newer than this table": Feature("model", _unknown_setting),
+    "model settings that this table does not know": Feature("model", _unknown_setting),
     **{f"{kind.upper()} keys or values": Feature("cache", _format(kind)) for kind in SCALED_FORMATS},
     "user-defined cache codec": Feature(
         "cache", lambda wanted: _first(wanted.cache, lambda own: own.format.codec and str(own.format))
@@ -414,5 +420,5 @@ FEATURES: dict[str, Feature] = {
     )),
     "quantized keys with dense values, or the other way": Feature("cache", _format("dense")),
     "rotated heads": Feature("cache", _cache(lambda own: own.format.rotate and "rotated heads")),
-    "a cache in another type than the weights": Feature("cache", _cache_dtype),
+    "a cache with another dtype than the weights": Feature("cache", _cache_dtype),
 }  # fmt: skip

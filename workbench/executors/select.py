@@ -1,5 +1,6 @@
-"""Select the backends of a model, cache and settings for this machine, before anything is loaded or compiled, or refuse
-them with the reason (see capabilities.py)."""
+"""Select the backends for a model, cache and settings on this machine before loading or compiling, or refuse with a
+reason (see capabilities.py).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from workbench.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Backends:
-    """The backends of a model: `decode` for steps of one token per sequence, `blocks` for other steps, and their
-    attention.
+    """The backends selected for a model: `decode` for steps of one token per sequence, `blocks` for other steps, and
+    `attention` for the attention of these other steps.
 
-    What is not `checked` has compiled nothing here yet: under `auto` the first long prefill then finds out whether
-    `blocks` fails here (see `StepRunner`).
+    If not `checked`, no code has been compiled here yet; under `auto` the first long prefill then shows whether
+    `blocks` fails on this machine (see `StepRunner`).
     """
 
     decode: Backend
@@ -28,27 +29,27 @@ class Backends:
     attention: Backend
     reason: str
     checked: bool = True
-    decodes_by_blocks: bool = False  # as `decode` is mlir, which has no whole step for this model or cache
+    decodes_by_blocks: bool = False  # the reason if `decode` is mlir without a whole step for this model or cache
 
     @classmethod
     def uniform(cls, backend: Backend, reason: str, requirements: Requirements = Requirements()) -> Backends:  # noqa: B008 (frozen)
-        """Return `backend` for everything, where its operators can do what is required."""
+        """Return `backend` in all roles; its operators must support the requirements."""
         no_step = unsupported(backend, requirements, "step") if backend is Backend.MLIR else None
         reason += f"; it decodes by its blocks: {no_step.reason}" if no_step else ""
         return cls(backend, backend, backend, reason, decodes_by_blocks=no_step is not None)
 
     @classmethod
     def own(cls, model: Transformer, store: KVStore) -> Backends:
-        """Return the model's own backend for everything."""
+        """Return the model's own backend in all roles."""
         return cls.uniform(model.backend, "the model's", Requirements.from_model(model, store))
 
     @property
     def has_step(self) -> bool:
-        """Return whether `decode` computes a step as compiled functions of rows."""
+        """Return whether `decode` computes a step as rows of compiled functions."""
         return self.decode is Backend.MLIR and not self.decodes_by_blocks
 
     def fall_back_to_eager(self, why: str) -> Backends:
-        """Return the same with eager blocks and attention, after blocks failed."""
+        """Return a copy with eager blocks and attention, after a failure of `blocks`."""
         return replace(
             self, blocks=Backend.EAGER, attention=Backend.EAGER, reason=f"{self.reason}; {why}", checked=True
         )
@@ -61,13 +62,13 @@ class Backends:
 
 
 def select_backends(name: str, requirements: Requirements) -> Backends:
-    """Select the backends that `name` (`auto` or a backend) means on this machine for what is required.
+    """Select the backends for `name` (`auto` or a backend) and the requirements on this machine.
 
-    Where several backends could decode, `auto` names the one that as a rule is fastest; autotuning compares them for
-    one model.
+    If several backends can decode, `auto` picks the one that is usually the fastest; autotuning compares them for one
+    model.
 
     Raises:
-        WorkbenchError: for a backend that is unknown, does not work here or cannot do what is required.
+        WorkbenchError: for a backend that is unknown, does not work here or does not support the requirements.
     """
     if name != AUTO_BACKEND and name not in tuple(Backend):
         known = (AUTO_BACKEND, *Backend)
@@ -87,7 +88,7 @@ def select_backends(name: str, requirements: Requirements) -> Backends:
 
 
 def _select_auto(requirements: Requirements) -> Backends:
-    """Select for each role the first backend, in order of preference, that works here and can do what is required."""
+    """Select for each role the first backend, in order of preference, that works here and supports the requirements."""
     refused: dict[Backend, str] = {}
 
     def first(role: Role, *candidates: Backend) -> Backend:
@@ -100,7 +101,7 @@ def _select_auto(requirements: Requirements) -> Backends:
     quickest = [Backend.TRITON] if requirements.device == "cuda" else []
     if requirements.ranks == 1:
         quickest.append(Backend.INDUCTOR)
-    elif requirements.device == "cpu":  # Inductor compiles on each rank, and is taken where it is asked for
+    elif requirements.device == "cpu":  # Inductor compiles on each rank, so it is only used if requested by name
         quickest.append(Backend.MLIR)
     blocks = first("blocks", *quickest)
     quick = (Backend.MLIR, blocks) if requirements.device == "cpu" else (blocks,)
@@ -110,7 +111,7 @@ def _select_auto(requirements: Requirements) -> Backends:
 
 
 def _problem(backend: Backend, requirements: Requirements, role: Role) -> str | None:
-    """Return why `backend` does not work on this machine, or cannot do all that is required in this role."""
+    """Return why `backend` does not work on this machine, or does not support the requirements in this role."""
     if problem := backend_problems()[backend]:
         return f"does not work here: {problem}"
     refusal = unsupported(backend, requirements, role)
@@ -118,8 +119,9 @@ def _problem(backend: Backend, requirements: Requirements, role: Role) -> str | 
 
 
 def why_no_early_layers(backends: Backends, batch_invariant: bool, ranks: int) -> str | None:
-    """Return why no filter can have the logits of early layers here; None where one can. Steps that need them run
-    by blocks, which `batch_invariant` has not."""
+    """Return the reason why filters cannot use the logits of early layers here; None if they can. Steps with early
+    layers run block by block, which `batch_invariant` does not allow.
+    """
     role: Role = "step" if batch_invariant else "blocks"
     refusal = unsupported(backends.blocks, Requirements(early_layers=True, ranks=ranks), role)
     setting = "batch_invariant: " if batch_invariant else ""

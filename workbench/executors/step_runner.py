@@ -1,9 +1,9 @@
-"""Run steps: the one way from a plan to logits.
+"""Run steps: compute the logits of a plan.
 
     plan -> hooks -> the first program of the table that accepts it -> pack -> call -> logits
 
-A program that is not checked yet falls back to the eager modules where its first step fails with a compiler's error and
-theirs does not. Only errors are detected: results are not compared.
+An unchecked program, one whose code was not compiled here before, is replaced by the eager modules if its first step
+fails with a compiler error and theirs succeeds. Only errors are detected; results are not compared.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from workbench.executors.programs.program import Call, StepProgram
 from workbench.request import Request, Sequence
 from workbench.scheduler.plan import Span, StepPlan
 
-OBSERVED = "observed"  # the program of steps whose queries an evictor sees; no other step asks it
-MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
+OBSERVED = "observed"  # the program of observed steps only (see `observe`)
+MAX_MESSAGE_CHARACTERS = 300  # characters of a compiler's message
 Forward = Callable[[StepPlan], Tensor]
 StepHook = Callable[[Forward, StepPlan], Tensor]  # calls `forward`, and may change the plan or the logits
 
 
 class StepRunner:
-    """Compute plans by a table of programs, which are asked in its order.
+    """A table of programs that compute plans; they are asked in order, and the first that accepts a plan computes it.
 
-    `kernel_seconds` are those of the last step in compiled functions; None where it had other work.
+    `kernel_seconds` is the time of the last step in compiled functions; None if it had other work.
     """
 
     def __init__(self, *programs: StepProgram, threads: StepThreads | None = None, unchecked: tuple[str, ...] = (),
                  on_fallback: Callable[[str], None] = lambda why: None,
                  within: Callable[[], AbstractContextManager] = nullcontext):  # fmt: skip
-        """Put programs into a table, under their kinds.
+        """Create the table of programs by kind.
 
         Args:
-            programs: of one model; the last accepts any plan.
-            threads: those that run the compiled functions of `programs`.
-            unchecked: kinds of the programs that may fall back.
-            on_fallback: receives one line, the reason of a fallback.
-            within: is entered around each step.
+            programs: programs of one model; the last accepts any plan.
+            threads: the runner of compiled functions of `programs`.
+            unchecked: kinds of programs that may fall back.
+            on_fallback: receives the reason of a fallback, one line.
+            within: returns a context manager that is entered around each step.
         """
         self.programs = {program.kind: program for program in programs}
         self.model, self.hooks = programs[0].model, list[StepHook]()
@@ -66,26 +66,27 @@ class StepRunner:
     @property
     def compiles(self) -> int:
         """Return the number of functions compiled so far."""
-        return sum(each.made for kind, each in self.programs.items() if kind != OBSERVED)  # it shares its graphs
+        return sum(each.made for kind, each in self.programs.items() if kind != OBSERVED)  # it shares graphs
 
     @property
     def artifacts(self) -> Mapping[str, str]:
-        """Return the digests of what was compiled, by name."""
+        """Return the digests of all compiled code, by name."""
         table = reversed(self.programs.values())
         return {name: digest for program in table for name, digest in program.artifacts.items()}
 
     @property
     def gathers_logits(self) -> bool:
-        """Return whether logits are gathered from ranks, and no hook looks at them."""
+        """Return whether logits are gathered from several ranks, and no hook reads them."""
         return not self.hooks and any(program.gathers_logits for program in self.programs.values())
 
     def observe(self, observer: EvictionObserver, program: StepProgram) -> None:
-        """Compute the steps that `observer` is to see by `program`, over its store."""
+        """Use `program`, over its own store, for the steps that `observer` wants to observe."""
         self.observer, self.programs = observer, {OBSERVED: program, **self.programs}
 
     def forward(self, plan: StepPlan) -> Tensor:
-        """Return logits of each span's last `num_logits` tokens, in order: [sample, vocab], and where the plan names
-        layers their states as further columns (see early_layers.py)."""
+        """Compute the logits of each span's last `num_logits` tokens, in order: [sample, vocab], with the states of the
+        plan's layers as further columns (see early_layers.py).
+        """
         forward: Forward = self._forward
         for hook in self.hooks:
             forward = partial(hook, forward)
@@ -93,7 +94,7 @@ class StepRunner:
 
     def _forward(self, plan: StepPlan) -> Tensor:
         self.kernel_seconds, self.threads.seconds = None, 0.0
-        if not plan.spans:  # a hook has left none
+        if not plan.spans:  # a hook has removed all spans
             return torch.empty(0, self.model.spec.vocab_size)
         if self._guard is not None and plan.phase != "decode" and self._guard.changed:
             for program in self.programs.values():
@@ -110,14 +111,14 @@ class StepRunner:
         return logits
 
     def find(self, plan: StepPlan, observed: bool = False) -> tuple[str, StepPlan]:
-        """Return the kind of the program that computes a plan, and the plan as that computes it."""
+        """Return the kind of the program that accepts a plan, and the plan in that program's rows."""
         for kind, program in self.programs.items():
             if (kind == OBSERVED) is observed and (rows := program.accept(plan)) is not None:
                 return kind, rows
         raise AssertionError("no program accepts the plan")
 
     def compute(self, kind: str, plan: StepPlan) -> Tensor:
-        """Compute a plan by one program, in as many calls as that needs."""
+        """Compute a plan by one program, in one or several calls."""
         program = self.programs[kind]
         calls = program.calls(plan)
         return self._call(program, plan) if calls is None else self._in_calls(program, plan, calls)
@@ -127,28 +128,28 @@ class StepRunner:
         self.model.count_experts(plan.num_tokens, program.chosen)
         if not program.every_row:
             return logits
-        # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
+        # A slice if every sequence samples, the common case: a selection would copy all logits.
         sampled = [row for row, span in enumerate(plan.spans) if span.num_logits]
         if len(sampled) == len(plan.spans):
             return logits[: len(sampled)]
         return logits.index_select(0, torch.tensor(sampled, dtype=torch.int64, device=logits.device))
 
     def _in_calls(self, program: StepProgram, plan: StepPlan, calls: Iterator[Call]) -> Tensor:
-        """Compute a plan call by call: a call has the next tokens of each sequence, and a sequence's go in order."""
+        """Compute a plan in several calls; each call has the next tokens of each sequence in order."""
         counts = [span.num_logits for span in plan.spans]
         next_rows, whole = [0, *itertools.accumulate(counts)], torch.empty(0)
         for number, (indices, spans) in enumerate(calls):
             logits = self._call(program, replace(plan, spans=spans))
-            if number == 0:  # a call with all logits has them in order: they are not copied
+            if number == 0:  # if one call has all logits, they are in order and need no copy
                 whole = logits if len(logits) == sum(counts) else logits.new_empty((sum(counts), logits.shape[1]))
             for index, rows in zip(indices, logits.split([span.num_logits for span in spans]), strict=True):
-                if len(rows) and whole is not logits:  # the first call's own tensor is never written to
+                if len(rows) and whole is not logits:  # never write to the first call's own tensor
                     whole[next_rows[index] : next_rows[index] + len(rows)] = rows
                 next_rows[index] += len(rows)
         return whole
 
     def _checked(self, kind: str, plan: StepPlan) -> Tensor:
-        """Compute a plan by a program that is not checked yet; it is replaced by the eager modules if they can."""
+        """Compute a plan by an unchecked program; on failure, replace it by the eager modules if they succeed."""
         try:
             logits = self.compute(kind, plan)
         except (WorkbenchError, BackendError):
@@ -159,8 +160,9 @@ class StepRunner:
         return logits
 
     def _fall_back(self, kind: str, plan: StepPlan, error: Exception) -> Tensor:
-        """Compute a step again, over the same slots of the cache, by the eager modules, and keep them if that works;
-        raise `error` and change nothing otherwise."""
+        """Compute a step again by the eager modules, in the same cache slots, and keep them if that works; otherwise
+        raise `error` and leave the table unchanged.
+        """
         failed, program = self.model.backend, self.programs[kind]
         self.model.set_backend(Backend.EAGER)
         self.programs[kind] = EagerProgram(self.model, program.store)
@@ -179,7 +181,7 @@ class StepRunner:
         return logits
 
     def kernels(self, length: int) -> StepKernels:
-        """Describe which compiled functions carry out a step of `length` tokens of one sequence."""
+        """Describe the compiled functions of a step of `length` tokens of one sequence."""
         if self.observer is not None or self.hooks:
             return unknown("a step that is observed", str(self.model.backend))
         sequence = Sequence.from_request(Request("described", (0,) * length), 0)

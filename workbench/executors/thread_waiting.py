@@ -1,19 +1,20 @@
-"""Choose how the threads of an operator wait for each other: by spinning, or asleep where other processes hold the
+"""Choose how the threads of an operator wait for each other: by spinning, or asleep if other processes occupy the
 cores.
 
-An operator ends when its last thread has, and a step has hundreds. libgomp, whose threads torch and our kernels run on,
-lets the first spin for milliseconds: the quickest on a quiet machine. Beside a process that holds a core, the one that
-spins keeps the core from the one it waits for, and a token takes up to thirty times as long. Threads that sleep are
-then quick, but on a quiet machine up to 2.5 times slower. No fixed number of spins is good in both cases.
+An operator ends when its last thread ends, and a step has hundreds of operators. libgomp, which runs the threads of
+torch and of our kernels, lets early threads spin for milliseconds, which is fastest on a quiet machine. If another
+process occupies a core, a spinning thread keeps the core from the thread it waits for, and a token takes up to thirty
+times as long. Sleeping threads are fast then, but up to 2.5 times slower on a quiet machine. No fixed number of spins
+suits both cases.
 
-The rule: of the time that steps last, see how long this process's threads were ready to run but had no core, summed
-over the threads (/proc/self/task/*/schedstat). Above `SLEEP_ABOVE` they sleep, below `SPIN_BELOW` they spin.
+The rule: measure, per second of steps, how long this process's threads were ready to run but had no core, summed over
+the threads (/proc/self/task/*/schedstat). Above `SLEEP_ABOVE` they sleep, below `SPIN_BELOW` they spin.
 
-What changes is the waiting alone: as many threads compute the same parts, to the same bits. libgomp spins for 100
-looks instead of 300,000 while it has more threads than this process may use processors; an idle pool of such threads
-makes it so (`IdlePool`). Who sets OMP_WAIT_POLICY or GOMP_SPINCOUNT has chosen, and no pool is started. Where the
-system gives no threads for one, threads spin from then on. A compiled step, whose bits are those of any number of
-threads, goes over to one thread besides (contention.py).
+Only the waiting changes: the same number of threads compute the same parts, with the same bits. While libgomp has more
+threads than this process has processors, it spins 100 times instead of 300,000; a pool of idle threads causes this
+(`IdlePool`). If OMP_WAIT_POLICY or GOMP_SPINCOUNT is set, that choice is respected and no pool is started. If the
+system refuses threads for a pool, threads spin from then on. A compiled step, which has the same bits on any number of
+threads, may also switch to one thread (contention.py).
 
 The times are in experiments/LOG.md (2026-11-28).
 """
@@ -35,43 +36,45 @@ import torch
 from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir.invoke import libgomp_path
 
-VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # libgomp reads them once, when it is loaded
-SLEEP_ABOVE, SPIN_BELOW = 0.4, 0.15  # seconds without a core, of all threads, in a second of steps
-WINDOW_SECONDS = 0.1  # of steps between two looks, at least
-WINDOW_COSTS = 100  # times what the last look cost, at least: it takes 7 to 30 us a thread, and some have hundreds
-IDLE_SECONDS = 0.05  # between two steps; more of them are no time of steps
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # libgomp reads these variables once, when it is loaded
+SLEEP_ABOVE, SPIN_BELOW = 0.4, 0.15  # seconds without a core, summed over threads, per second of steps
+WINDOW_SECONDS = 0.1  # minimum seconds of steps between two measurements
+WINDOW_COSTS = 100  # minimum interval, times the last measurement's cost (7 to 30 us per thread)
+IDLE_SECONDS = 0.05  # maximum seconds between two steps; longer pauses are idle time
 
 
 def sleeps_next(sleeps: bool, share: float) -> bool:
-    """Return whether threads sleep from now on, given whether they do and their share of time without a core."""
+    """Return whether threads should sleep while they wait, from whether they sleep now and the fraction of time
+    (`share`) in which they had no core.
+    """
     return share >= SPIN_BELOW if sleeps else share > SLEEP_ABOVE
 
 
 def coreless_seconds() -> dict[int, float]:
-    """Return the seconds that each thread of this process has been ready to run and had no core, by thread id."""
+    """Return, by thread id, the seconds that each thread of this process was ready to run but had no core."""
     seconds = {}
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
                 seconds[int(thread)] = int(file.read().split()[1]) / 1e9
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended in the meantime
             continue
     return seconds
 
 
 class IdlePool:
-    """So many idle threads of libgomp that it has more than there are processors, while the pool runs."""
+    """A pool of idle libgomp threads, so that libgomp has more threads than there are processors."""
 
     def __init__(self) -> None:
         self._ends: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the threads and return when all run.
+        """Start the threads and return when all are running.
 
-        Raise RuntimeError where the system gives fewer, OSError where libgomp cannot be loaded: then none runs.
+        Raise RuntimeError if the system refuses threads, OSError if libgomp cannot be loaded; then no thread runs.
         """
-        count = len(os.sched_getaffinity(0)) + 1  # one more than what libgomp compares with
+        count = len(os.sched_getaffinity(0)) + 1  # one more than the number that libgomp compares with
         _try_threads(count)
         running: Future[None] = Future()
         self._ends = threading.Event()
@@ -81,16 +84,16 @@ class IdlePool:
         running.result()
 
     def stop(self) -> None:
-        """End the threads of a started pool and return when the one that holds the others has ended."""
+        """End the threads of a started pool and return when the thread that owns the pool has ended."""
         assert self._ends is not None and self._thread is not None
         self._ends.set()
         self._thread.join()
 
 
 def _try_threads(count: int) -> None:
-    """Start so many threads at once and end them; raise RuntimeError where the system gives fewer.
+    """Start `count` threads at once and end them; raise RuntimeError if the system refuses one.
 
-    libgomp ends the process then.
+    (libgomp itself would end the process in this case.)
     """
     ends, started = threading.Event(), []
     try:
@@ -102,19 +105,19 @@ def _try_threads(count: int) -> None:
         ends.set()
         for thread in started:
             thread.join()
-            while Path(f"/proc/self/task/{thread.native_id}").exists():  # the system counts it still
+            while Path(f"/proc/self/task/{thread.native_id}").exists():  # the system still counts the thread
                 time.sleep(1e-4)
 
 
 def _hold_pool(count: int, running: Future[None], ends: threading.Event) -> None:
-    """Make this thread one with a pool of libgomp's own, which libgomp ends with it."""
+    """Give this thread its own libgomp pool, which libgomp ends with the thread."""
     try:
         libgomp = ctypes.CDLL(libgomp_path())
         parallel = libgomp.GOMP_parallel
         parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
         nothing = ctypes.cast(libgomp.omp_get_thread_num, ctypes.c_void_p)  # what each thread runs once
         parallel(nothing, None, count, 0)
-    except BaseException as error:  # whatever it is, `start` waits for it
+    except BaseException as error:  # any exception: `start` waits for it
         running.set_exception(error)
         return
     running.set_result(None)
@@ -122,7 +125,7 @@ def _hold_pool(count: int, running: Future[None], ends: threading.Event) -> None
 
 
 class ThreadWaiting:
-    """The way in which this process's threads wait for each other: `step` looks at it after steps."""
+    """The way in which this process's threads wait for each other; `step` reviews it after steps."""
 
     def __init__(
         self,
@@ -135,16 +138,17 @@ class ThreadWaiting:
         self._coreless, self._pool = coreless, pool or IdlePool()
         self._clock, self._processor_clock = clock, processor_clock
         self._lock = threading.Lock()
-        self._refused = False  # whether the system gave no threads for a pool
-        self._read = float("-inf")  # when the last look was
-        self._began, self._seconds = 0.0, WINDOW_SECONDS  # of the window; time between steps moves its beginning on
-        self._without: Mapping[int, float] = {}  # at its beginning
-        self._left = float("-inf")  # when the last step ended
+        self._refused = False  # whether the system refused threads for a pool
+        self._read = float("-inf")  # time of the last measurement
+        self._began, self._seconds = 0.0, WINDOW_SECONDS  # start of the window, shifted by idle time
+        self._without: Mapping[int, float] = {}  # coreless seconds at the start of the window
+        self._left = float("-inf")  # end of the last step
 
     @contextmanager
     def step(self, device: torch.device, changed: Callable[[str], None] = lambda reason: None) -> Iterator[None]:
-        """Count what is run meanwhile as a step of a model on `device`; call `changed(reason)` where threads wait in
-        another way after it, or can not."""
+        """Count the enclosed code as a step of a model on `device`; call `changed(reason)` if the waiting mode changes
+        after it, or cannot be changed.
+        """
         if device.type != "cpu" or torch.get_num_threads() == 1 or self._refused or not adaptable():
             yield
             return
@@ -159,7 +163,7 @@ class ThreadWaiting:
                     self._look(changed)
 
     def _skip_idle_time(self, now: float) -> None:
-        """Begin the window anew after time without steps, unless the last look was too short a while ago."""
+        """Restart the window after idle time, unless the last measurement was too recent."""
         idle = now - self._left
         if idle <= IDLE_SECONDS:
             return
@@ -177,7 +181,7 @@ class ThreadWaiting:
     def _look(self, changed: Callable[[str], None]) -> None:
         seconds, before = self._left - self._began, self._without
         self._begin_window()
-        both = self._without.keys() & before.keys()  # the others have begun or ended meanwhile
+        both = self._without.keys() & before.keys()  # other threads were started or ended in the meantime
         share = sum(self._without[thread] - before[thread] for thread in both) / seconds
         sleeps = sleeps_next(self.sleeps, share)
         if sleeps is self.sleeps:
@@ -195,8 +199,9 @@ class ThreadWaiting:
 
 @functools.cache
 def adaptable() -> bool:
-    """Return whether threads can be made to wait in another way: libgomp is there, the system counts the time without
-    a core, and no variable has chosen."""
+    """Return whether the way of waiting can be changed: libgomp is loaded, the system counts the time without a core,
+    and no environment variable has set it.
+    """
     if any(name in os.environ for name in VARIABLES) or not Path("/proc/self/schedstat").exists():
         return False
     try:

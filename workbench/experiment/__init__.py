@@ -1,2 +1,2 @@
-"""Experiments as values: settings, YAML, variants, and the runner and requests that they describe. It may not import
-measurements, runs, sweeps or reports."""
+"""Define experiments as values: settings, YAML, variants, and the runner and requests that they describe. This package
+may not import measurements, runs, sweeps or reports."""

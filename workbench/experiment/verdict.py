@@ -1,12 +1,12 @@
-"""Verdicts on claims from measured numbers, by a rule written down before the run."""
+"""Define verdicts on claims, which a rule written before the run derives from measured numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from workbench.custom import resolve_path
+from workbench.custom import resolve_path, user_code
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart
 
@@ -16,10 +16,10 @@ VariantRows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RuleChange:
-    """A change of a rule, or of its experiment, made after a result was seen.
+    """A change of a rule, or of its experiment, after a result was seen.
 
-    States `what` was changed, on which day (`when`), `after` which record or look, and `why`. It is shown with every
-    verdict of the rule."""
+    States `what` was changed, on which day (`when`), `after` which record, and `why`. Every verdict of the rule shows
+    this change."""
 
     what: str
     when: str
@@ -34,9 +34,10 @@ class RuleChange:
 class Verdict:
     """The outcome of a rule on one claim.
 
-    `claim` is its name in the ledger, `says` its text, `rule` the decision rule, `reason` the numbers. `limits` bounds
-    a claim that holds with limits. `figures` are measured numbers to compare with those of the claim's sources, by
-    name. `changed` lists changes of the rule after a look."""
+    `claim` is the claim's name in the ledger, `says` its text, `rule` the decision rule, `reason` the numbers. `limits`
+    states where a claim holds if it does not hold everywhere. `figures` are measured numbers by name, to compare with
+    the numbers of the claim's sources. `changed` lists changes of the rule after a result was seen.
+    """
 
     claim: str
     says: str
@@ -54,22 +55,20 @@ class Verdict:
         return f"{self.claim}: {self.outcome} ({self.reason})"
 
 
-Judge = Callable[[VariantRows], Sequence[Verdict]]
-
-
 def verdicts(judge: CustomPart | None, rows: VariantRows) -> list[Verdict]:
-    """Apply `judge` to the rows; no judge gives no verdicts. Raises WorkbenchError for a judge that returns other
-    values."""
+    """Apply `judge` to the rows. Without a judge there are no verdicts. Raises WorkbenchError if the judge raises an
+    exception, or returns other values than verdicts."""
     if judge is None:
         return []
-    found = list(cast(Judge, resolve_path(judge.path))(rows, **judge.arguments))
+    with user_code(f"judge {judge.path}: must return a list of Verdict"):
+        found = list(resolve_path(judge.path)(rows, **judge.arguments))
     if wrong := [each for each in found if not isinstance(each, Verdict)]:
-        raise WorkbenchError(f"judge {judge.path}: gives {type(wrong[0]).__name__}, must give Verdict values")
+        raise WorkbenchError(f"judge {judge.path}: returned {type(wrong[0]).__name__}, must return Verdict values")
     return found
 
 
 def variant_row(rows: VariantRows, variant: str) -> Mapping[str, Any]:
-    """Return the row of one variant. Raises WorkbenchError where the run has none of that name."""
+    """Return the row of one variant. Raises WorkbenchError if the run has no variant of that name."""
     for row in rows:
         if row["variant"] == variant:
             return row

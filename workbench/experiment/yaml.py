@@ -11,13 +11,13 @@ UNICODE_LINE_BREAKS = "\x85\u2028\u2029"  # PyYAML reads these as the end of a l
 
 
 def write_yaml(values: Any) -> str:
-    """Write `values` in their order, one a line; a text of several lines as a block, wherever that preserves it."""
+    """Write `values` in order, one a line. Text of several lines is written as a block where that preserves it."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # a text that occurs twice is written twice
+        return True  # write a repeated text twice, without YAML anchors
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

@@ -1,1 +1,1 @@
-"""The gateway before a server: who may ask, how much, what it costs, which model answers, what is remembered."""
+"""The gateway in front of a server: API keys, limits, accounting, moderation, model routing and response caches."""

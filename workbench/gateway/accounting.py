@@ -1,4 +1,4 @@
-"""Enter every call in an account: tokens by kind, and what they cost at the prices of their day.
+"""Record every call for accounting: tokens by kind, and their cost at the prices of the day.
 
 Calls are rows of an SQLite file, written by one thread; sums are computed from them, exactly.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import queue
 import sqlite3
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from workbench.serve.call import Call
 from workbench.serve.gate import Outcome
 from workbench.settings import Count, Settings
 
-FIVE_MINUTES = 300.0  # seconds: what lives longer is priced as an hour
+FIVE_MINUTES = 300.0  # seconds: a cache entry with a longer lifetime is priced as one hour
 GROUPS = ("day", "key", "tenant", "model", "dialect", "ended", "id")
-MAX_BATCH = 256  # calls that are written in one transaction
-RETRY_SECONDS = 1.0  # until what could not be written is tried again
+MAX_BATCH = 256  # maximum calls written in one transaction
+RETRY_SECONDS = 1.0  # seconds until a failed write is tried again
 SCHEMA = """
 create table if not exists prices (hash text primary key, content text not null);
 create table if not exists calls (
@@ -38,7 +38,7 @@ create table if not exists calls (
   model text not null, asked text not null, dialect text not null, ended text not null, prices text,
   input integer not null, cache_write_5m integer not null, cache_write_1h integer not null,
   cache_read integer not null, output integer not null, thinking integer not null, kept integer not null,
-  seconds real not null, first_token_seconds real, calls integer not null default 1
+  seconds real not null, first_token_seconds real
 );
 create index if not exists calls_by_day on calls (day);
 """
@@ -47,40 +47,41 @@ create index if not exists calls_by_day on calls (day);
 class AccountingConfig(Settings):
     """Account for calls in `file`, with price tables by model."""
 
-    file: Path | None = None  # None: in memory, as long as the server runs
-    memory_calls: Count = 100_000  # that memory keeps one by one; older ones are added up, and have no id any more
-    max_unwritten: Count = 10_000  # calls that wait for a disk that is full or locked; then new ones are refused
+    file: Path | None = None  # None: a temporary file, for the server's lifetime
+    max_unwritten: Count = 10_000  # maximum calls that wait for a full or locked disk; above it, new calls are refused
     prices: str | None = None  # a shipped price table or a YAML file; None: tokens are counted, and cost nothing
-    model_prices: dict[str, str] = {}  # by model, where others hold
+    model_prices: dict[str, str] = {}  # price tables of single models
 
 
 @dataclass(frozen=True)
 class AccountEntry:
-    """One call. `kept` counts the tokens of an answer that was kept, which are not in `usage` and cost nothing."""
+    """One call in the accounts. `kept` is the number of tokens of a response from the cache; they are not in `usage`
+    and cost nothing.
+    """
 
     id: str
     time: float  # seconds since 1970
     key: str
     tenant: str
     model: str
-    asked: str  # model that the client named
+    asked: str  # the requested model
     dialect: str
     ended: str
     usage: Usage
-    thinking: int = 0  # of the output
+    thinking: int = 0  # thinking tokens of the output
     kept: int = 0
     seconds: float = 0.0
     first_token_seconds: float | None = None
 
     @property
     def day(self) -> str:
-        """Return the day in UTC, as 2026-11-23."""
+        """Return the day of the call in UTC, as 2026-11-23."""
         return datetime.datetime.fromtimestamp(self.time, datetime.UTC).date().isoformat()
 
 
 @dataclass(frozen=True)
 class UsageRow:
-    """Sums over the calls of one group."""
+    """The sums over the calls of one group: their number, tokens and cost."""
 
     group: tuple[str, ...]
     calls: int
@@ -97,7 +98,7 @@ class UsageRow:
 
 
 class PriceBook:
-    """Price tables by model. Raises WorkbenchError where one cannot be read."""
+    """The price tables of all models; WorkbenchError if a table cannot be read."""
 
     def __init__(self, config: AccountingConfig):
         self._default = None if config.prices is None else load_prices(config.prices)
@@ -108,7 +109,7 @@ class PriceBook:
         self.currency = next(iter(currencies), "")
 
     def check_models(self, names: Iterable[str]) -> None:
-        """Check that every model has a price, as limits of money need (WorkbenchError)."""
+        """Raise WorkbenchError if one of the models has no price, since spending limits need prices."""
         missing = [name for name in names if self.of(name) is None]
         if missing:
             raise WorkbenchError(
@@ -125,7 +126,9 @@ class PriceBook:
 
 
 def priced_usage(used: Used, prices: Prices | None) -> Usage:
-    """Return tokens by the kinds that `prices` has: where it has no price of a cache, they are input."""
+    """Return the tokens of a call by the kinds that `prices` names: without a cache price, cached tokens count as
+    input.
+    """
     hour = sum(count for seconds, count in used.cache_written_by_ttl if seconds > FIVE_MINUTES)
     five = max(0, used.written_tokens - hour)
     read = used.cached_tokens
@@ -141,7 +144,7 @@ def priced_usage(used: Used, prices: Prices | None) -> Usage:
 
 
 def account_entry(call: Call, asked: str, outcome: Outcome, prices: Prices | None, now: float) -> AccountEntry:
-    """Return the entry of a call that has ended, however it did."""
+    """Return the entry in the accounts for a call that has ended, whatever its outcome."""
     used, is_kept = outcome.used, outcome.ended == "kept" or outcome.used.from_kept_answer
     return AccountEntry(
         call.id, now, call.caller.key, call.caller.tenant, call.model, asked, call.dialect, outcome.ended,
@@ -153,60 +156,61 @@ def account_entry(call: Call, asked: str, outcome: Outcome, prices: Prices | Non
 
 
 class Accounts:
-    """Write entries to SQLite from one thread, and sum them.
+    """A writer of calls to an SQLite file, in one thread; `sums` returns totals of the calls.
 
     Args:
-        file: of SQLite; None for memory.
-        memory_calls: that memory keeps one by one. Of older ones the sums remain, by every group but the id.
-        report: called with an error that keeps entries from being written; they are tried again every
-            `RETRY_SECONDS`, and with the next.
+        file: the SQLite file; None for a temporary one, which is deleted when the accounts close.
+        report: called with an error when entries cannot be written; writing is retried every `RETRY_SECONDS`, and with
+            the next entry.
 
     Raises:
-        WorkbenchError: where the file cannot be opened as accounts.
+        WorkbenchError: if the file cannot be opened as accounts.
     """
 
-    def __init__(
-        self, file: Path | None = None, report: Callable[[str], object] = lambda _: None, memory_calls: int = 100_000
-    ):
-        self._address = str(file) if file is not None else f"file:accounts{id(self)}?mode=memory&cache=shared"
-        self._file, self._report = file, report
-        self._memory_calls = memory_calls if file is None else None
-        self._lock = threading.Lock()  # connections to memory do not wait for each other's tables
-        self._entries: queue.Queue[tuple[AccountEntry, Prices | None] | threading.Event | None] = queue.Queue()
-        self._unwritten: deque[tuple[AccountEntry, Prices | None]] = deque()  # of the writing thread
+    def __init__(self, file: Path | None = None, report: Callable[[str], object] = lambda _: None):
+        self._name, self._report = str(file or "of this server"), report
+        self._lock = threading.Lock()  # guards the connection
+        self._changed = threading.Condition()  # guards all attributes below
+        self._unwritten: deque[tuple[AccountEntry, Prices | None]] = deque()
+        self._num_wanted = self._num_tried = 0  # number of requested write attempts
+        self._is_closed = False
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._keeper = self._connect()
-            if file is not None:
-                self._keeper.execute("pragma journal_mode=wal")
-            self._keeper.executescript(SCHEMA)
+            self._connection = sqlite3.connect(file or "", timeout=10.0, check_same_thread=False)
+            self._connection.executescript(f"pragma journal_mode=wal; {SCHEMA}")
         except sqlite3.Error as error:
             raise WorkbenchError(f"accounts {file}: cannot be used ({error}); name another file") from None
         self._thread = threading.Thread(target=self._write_all, name="accounts", daemon=True)
         self._thread.start()
 
     def add(self, entry: AccountEntry, prices: Prices | None) -> None:
-        """Enter a call. It is written soon; `flush` waits for that."""
-        self._entries.put((entry, prices))
+        """Add a call. It is written soon; `flush` waits for that."""
+        with self._changed:
+            self._unwritten.append((entry, prices))
+            self._want()
 
     @property
     def num_unwritten(self) -> int:
-        """Return how many calls wait to be written, about."""
-        return len(self._unwritten) + self._entries.qsize()
+        """Return the number of calls that wait to be written."""
+        return len(self._unwritten)
 
     def flush(self) -> None:
-        """Wait until every entry so far is written, or could not be."""
-        if self._thread.is_alive():
-            done = threading.Event()
-            self._entries.put(done)
-            done.wait()
+        """Wait until every entry so far is written or has failed."""
+        with self._changed:
+            number = self._want()
+            self._changed.wait_for(lambda: self._num_tried >= number)
 
     def close(self) -> None:
-        """Write what is left, and close the file. What cannot be written now is lost, which is reported."""
-        self._entries.put(None)
+        """Write the remaining entries and close the file. Entries that cannot be written are lost, and this is
+        reported.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._want()
         self._thread.join()
-        self._keeper.close()
+        with self._lock:
+            self._connection.close()
 
     def sums(
         self,
@@ -216,58 +220,47 @@ class Accounts:
         limit: int | None = None,
         after: Sequence[str] = (),
     ) -> list[UsageRow]:
-        """Return sums of the calls from the day `since` on, by any of `GROUPS`; `where` selects by the same.
+        """Return sums of the calls from the day `since` on, grouped by any of `GROUPS`; `where` filters by the same
+        names.
 
-        Rows are sorted by group. Of those behind the group `after`, the first `limit` are returned; None for all.
+        Rows are sorted by group; the first `limit` rows after the group `after` are returned (None: all).
 
         Raises:
-            WorkbenchError: for a name that is none of `GROUPS`, and a `since` that is no day.
+            WorkbenchError: for a name that is not in `GROUPS`, and a `since` that is not a day.
         """
-        with self._lock, closing(self._connect()) as connection:
-            return sum_calls(connection, by, since, where or {}, limit, after)
+        with self._lock:
+            return sum_calls(self._connection, by, since, where or {}, limit, after)
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._address, uri=self._file is None, timeout=10.0, check_same_thread=False)
+    def _want(self) -> int:
+        """Request a write attempt; return its number."""
+        self._num_wanted += 1
+        self._changed.notify_all()
+        return self._num_wanted
 
     def _write_all(self) -> None:
-        with closing(self._connect()) as connection:
-            is_last = False
-            while not is_last:
-                flushed, is_last = self._take()
-                self._write_unwritten(connection, is_last)
-                for event in flushed:
-                    event.set()
+        is_last = False
+        while not is_last:
+            with self._changed:
+                seconds = RETRY_SECONDS if self._unwritten else None
+                self._changed.wait_for(lambda: self._num_wanted > self._num_tried, seconds)
+                number, is_last = self._num_wanted, self._is_closed
+            self._write_unwritten(is_last)
+            with self._changed:
+                self._num_tried = sys.maxsize if is_last else number
+                self._changed.notify_all()
 
-    def _take(self) -> tuple[list[threading.Event], bool]:
-        """Wait for entries and take some; return the events of those who wait for them, and whether none follow."""
-        flushed: list[threading.Event] = []
-        for number in range(MAX_BATCH):
-            try:
-                seconds = 0.0 if number else RETRY_SECONDS if self._unwritten else None
-                item = self._entries.get(seconds != 0, seconds)
-            except queue.Empty:
-                break
-            if item is None:
-                return flushed, True
-            if isinstance(item, threading.Event):
-                flushed.append(item)
-            else:
-                self._unwritten.append(item)
-        return flushed, False
-
-    def _write_unwritten(self, connection: sqlite3.Connection, is_last: bool) -> None:
+    def _write_unwritten(self, is_last: bool) -> None:
         try:
-            while self._unwritten:
-                batch = list(islice(self._unwritten, MAX_BATCH))
+            for _ in range(-(-len(self._unwritten) // MAX_BATCH)):  # more entries may arrive meanwhile
+                with self._changed:
+                    batch = list(islice(self._unwritten, MAX_BATCH))
                 with self._lock:
-                    _write(connection, batch)
+                    _write(self._connection, batch)
                     for _ in batch:
                         self._unwritten.popleft()
-                    if self._memory_calls is not None:
-                        _add_up(connection, self._memory_calls)
-        except Exception as error:  # a full disk, say: nothing ends the thread but `close`
+        except Exception as error:  # a full disk, for example: only `close` ends the thread
             fate = "lost" if is_last else "not written yet"
-            self._report(f"accounts {self._address}: {len(self._unwritten)} calls are {fate} ({error})")
+            self._report(f"accounts {self._name}: {len(self._unwritten)} calls are {fate} ({error})")
 
 
 def sum_calls(
@@ -278,32 +271,28 @@ def sum_calls(
     limit: int | None = None,
     after: Sequence[str] = (),
 ) -> list[UsageRow]:
-    """Return sums as `Accounts.sums` does, over an open connection."""
+    """Return sums of calls, as `Accounts.sums` does, from an open connection to the accounts."""
     _check_day(since)
-    conditions = {"day": since} if since else {}
     for name in (*by, *(where or {})):
         if name not in GROUPS:
             raise WorkbenchError(f"usage by {name!r}: unknown{nearest(name, GROUPS)}; known: {', '.join(GROUPS)}")
     if after and len(after) != len(by):
         raise WorkbenchError(f"usage after {len(after)} values: give {len(by)}, one for each of {', '.join(by)}")
-    columns = ", ".join((*by, "prices"))
-    sums = ", ".join(f"sum({kind})" for kind in (*KINDS, "kept"))
-    tests = [*(f"{name} >= ?" for name in conditions), *(f"{name} = ?" for name in where or {})]
+    columns, sums = ", ".join((*by, "prices")), ", ".join(("count(*)", *(f"sum({name})" for name in (*KINDS, "kept"))))
+    tests, values = ["day >= ?", *(f"{name} = ?" for name in where or {})], [since, *(where or {}).values(), *after]
     if after:
         tests.append(f"({', '.join(by)}) > ({', '.join('?' * len(by))})")
-    clause = f"where {' and '.join(tests)}" if tests else ""
-    tables = dict(connection.execute("select hash, content from prices"))
-    prices = {hash: Prices.from_values(json.loads(content)) for hash, content in tables.items()}
-    query = f"select {columns}, sum(calls), {sums} from calls {clause} group by {columns} order by {columns}"
+    query = f"select {columns}, {sums} from calls where {' and '.join(tests)} group by {columns} order by {columns}"
+    tables = connection.execute("select hash, content from prices")
+    prices = {hash: Prices.from_values(json.loads(content)) for hash, content in tables}
     found: dict[tuple[str, ...], UsageRow] = {}
-    for row in connection.execute(query, (*conditions.values(), *(where or {}).values(), *after)):
-        group, table, calls = tuple(row[: len(by)]), row[len(by)], row[len(by) + 1]
+    for row in connection.execute(query, values):
+        group, (hash, calls, *tokens, kept) = row[: len(by)], row[len(by) :]
         if group not in found and len(found) == limit:
             break
-        usage, kept = Usage(*row[len(by) + 2 : -1]), row[-1]
-        cost = Fraction(0) if table is None else prices[table].cost(usage)
-        one = UsageRow(group, calls, usage, kept, cost)
-        other = found.get(group)
+        usage = Usage(*tokens)
+        cost = Fraction(0) if hash is None else prices[hash].cost(usage)
+        one, other = UsageRow(group, calls, usage, kept, cost), found.get(group)
         found[group] = one if other is None else _added(one, other)
     return list(found.values())
 
@@ -325,10 +314,10 @@ def currency_of(connection: sqlite3.Connection) -> str:
 
 @contextmanager
 def open_accounts(file: Path) -> Iterator[sqlite3.Connection]:
-    """Open accounts for reading, beside a server that writes them.
+    """Open accounts for reading while a server writes them.
 
     Raises:
-        WorkbenchError: where there is no such file, or it holds something else.
+        WorkbenchError: if there is no such file, or it does not contain accounts.
     """
     if not file.is_file():
         raise WorkbenchError(f"accounts {file}: there is no such file; name the `accounting.file` of a gateway")
@@ -345,41 +334,15 @@ def _added(one: UsageRow, other: UsageRow) -> UsageRow:
     return UsageRow(one.group, one.calls + other.calls, usage, one.kept + other.kept, one.cost + other.cost)
 
 
-COLUMNS = tuple(each.name for each in fields(AccountEntry) if each.name != "usage")
+COLUMNS = (*(each.name for each in fields(AccountEntry) if each.name != "usage"), "day", "prices", *KINDS)
+INSERT = f"insert into calls ({', '.join(COLUMNS)}) values ({', '.join(f':{name}' for name in COLUMNS)})"
 
 
 def _write(connection: sqlite3.Connection, entries: Sequence[tuple[AccountEntry, Prices | None]]) -> None:
-    if not entries:
-        return
-    names = (*COLUMNS, "day", "prices", *KINDS)
-    marks = ", ".join("?" * len(names))
     with connection:
         for entry, prices in entries:
-            content = None if prices is None else prices.model_dump_json(exclude={"says"})
-            hash = None
-            if content is not None:
-                hash = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+            content = "" if prices is None else prices.model_dump_json(exclude={"says"})
+            hash = hashlib.blake2b(content.encode(), digest_size=16).hexdigest() if content else None
+            if content:
                 connection.execute("insert or ignore into prices values (?, ?)", (hash, content))
-            values = [getattr(entry, name) for name in COLUMNS]
-            values += [entry.day, hash, *(count for _, count in entry.usage)]
-            connection.execute(f"insert into calls ({', '.join(names)}) values ({marks})", values)
-
-
-SUMMED = (*KINDS, "thinking", "kept", "seconds", "calls")
-SAME = ("day", "key", "tenant", "model", "asked", "dialect", "ended", "prices")
-
-
-def _add_up(connection: sqlite3.Connection, max_calls: int) -> None:
-    """Replace the oldest calls by their sums, half of `max_calls` of them where there are more."""
-    (count,) = connection.execute("select count(*) from calls where id != ''").fetchone()
-    if count <= max_calls:
-        return
-    same, sums = ", ".join(SAME), ", ".join(f"sum({name})" for name in SUMMED)
-    oldest = f"(select rowid from calls where id != '' order by rowid limit {count - max_calls // 2})"
-    chosen = f"from calls where id = '' or rowid in {oldest}"
-    with connection:
-        added = f"select '' as id, max(time) as time, {same}, {sums} {chosen} group by {same}"
-        connection.execute(f"create temp table sums as {added}")
-        connection.execute(f"delete {chosen}")
-        connection.execute(f"insert into calls (id, time, {same}, {', '.join(SUMMED)}) select * from sums")
-        connection.execute("drop table sums")
+            connection.execute(INSERT, {**vars(entry), **dict(entry.usage), "day": entry.day, "prices": hash})

@@ -1,6 +1,6 @@
-"""Keep whole answers: for the very same call, and, where that is switched on, for a question of the same meaning.
+"""Cache complete responses: for identical calls, and optionally for questions with the same meaning.
 
-What is kept are pieces, so that an answer can be replayed in either protocol, streamed or whole.
+Pieces are stored, so a response can be replayed in every protocol, streamed or not.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import logging
 import secrets
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from workbench.custom import load_custom
 from workbench.errors import WorkbenchError, describe_error
-from workbench.gateway.answer_store import AnswerStore, MemoryAnswers, RedisAnswers
+from workbench.gateway.answer_store import MemoryAnswers, RedisAnswers
 from workbench.gateway.router import last_message
 from workbench.gateway.similarity import cosine, facts_differ, unit
 from workbench.gateway.work_threads import WorkThreads
@@ -31,54 +31,52 @@ from workbench.serve.call import Call, PromptInput
 from workbench.settings import Count, Settings
 
 LOG = logging.getLogger(__name__)
-Result = TypeVar("Result")
-BYTES_PER_PIECE = 120  # as JSON, about
-BYTES_ON_LOOP = 1 << 16  # of pieces that are read or written in the event loop: about a millisecond
 PIECES: dict[str, type[Piece]] = {
     each.__name__: each
     for each in (kinds.PromptRead, kinds.Text, kinds.Thought, ToolCallBegun, kinds.ToolArguments, Ended, Used)
 }
-WHOLE = ("stop", "stop_sequence", "length", "tool_calls")  # ends of choices that are complete answers
+WHOLE = ("stop", "stop_sequence", "length", "tool_calls")  # finish reasons of complete answers
 Seconds = Annotated[float, Field(gt=0)]
-# Fields of a call that are not in the keys of its answer, and why. Every other field is, also one that is added later.
+STATIC_VECTORS = CustomPart(path="workbench.gateway.static_vectors:StaticVectors")
+# Fields of a call that are not part of the cache key, with the reason. All other fields are, later additions included.
 NOT_IN_KEY = {
     "id": "names the call",
-    "dialect": "pieces are kept, and each protocol writes them in its own way",
-    "prompts": "are in the key as the ids that are read, with all of a conversation by which its answer is read",
-    "sampling": "is in the key, without the seed of an answer that does not depend on it",
+    "dialect": "the pieces of an answer are kept, and each protocol writes them in its own form",
+    "prompts": "their token ids are in the key, and the conversation as far as the answer depends on it",
+    "sampling": "is in the key; its seed only if the answer depends on the seed",
     "has_max_tokens": "the number itself is in the key",
     "has_seed": "the seed itself is in the key, and other sampled answers are not kept",
     "stream": "the same pieces are written at once or one after another",
-    "breakpoints": "a call that has some passes by",
-    "only_warms": "such a call passes by",
+    "breakpoints": "a call with breakpoints does not use the cache",
+    "only_warms": "a call that only warms the prefix cache does not use this cache",
     "previous": "explains what was read from the cache, and changes no token",
-    "priority": "changes the time of the answer alone",
-    "deadline": "changes the time of the answer alone",
-    "background": "changes the time of the answer alone",
+    "priority": "changes only the time of the answer",
+    "deadline": "changes only the time of the answer",
+    "background": "changes only the time of the answer",
     "caller": "is in the key as the salt of the tenant",
     "ignored": "fields that have no effect",
-    "options": "shape what is written of the pieces",
+    "options": "shape the written form of the pieces",
     "notes": "are for the trace",
 }
 
 
 class SemanticConfig(Settings):
-    """Answer a question by that of one with the same meaning: an embedding, then the facts of both compared."""
+    """Reuse the response to a question with the same meaning: similar embeddings, and equal facts in both questions."""
 
-    embedding: CustomPart  # a function: texts -> a vector of each
-    threshold: Annotated[float, Field(gt=0, le=1)] = 0.9  # cosine
-    second_gate: bool = True  # compare numbers, names, negations, opposites and code
-    candidates: Count = 256  # questions compared, the newest of one tenant and kind
-    seconds: Seconds = 2.0  # for the embedding and the comparison; then the question counts as a new one
+    embedding: CustomPart = STATIC_VECTORS  # function: texts -> one vector each
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.9  # minimum cosine similarity
+    second_gate: bool = True  # also compare numbers, names, negations, opposites and code
+    candidates: Count = 256  # number of newest questions to compare, of one tenant and kind
+    seconds: Seconds = 2.0  # seconds for embedding and comparison; after that the question counts as new
 
 
 class AnswerCacheConfig(Settings):
-    """Keep answers, in memory or in Redis."""
+    """Settings of the response cache, in memory or in Redis."""
 
     exact: bool = True
     semantic: SemanticConfig | None = None
     ttl_seconds: Seconds = 3600.0
-    max_bytes: Count = 64 << 20  # in memory; Redis has a bound of its own (maxmemory)
+    max_bytes: Count = 64 << 20  # in memory; Redis has its own limit (maxmemory)
     redis: str | None = None  # redis://host:port/database
 
     @model_validator(mode="after")
@@ -89,14 +87,14 @@ class AnswerCacheConfig(Settings):
 
 
 class AnswerCache:
-    """Find and keep answers.
+    """A cache of responses.
 
     Args:
-        config: what is kept, where and for how long.
-        store: where; as `config` says unless given.
+        config: what is cached, where and for how long.
+        store: the storage; default: by `config`.
     """
 
-    def __init__(self, config: AnswerCacheConfig, store: AnswerStore | None = None):
+    def __init__(self, config: AnswerCacheConfig, store: MemoryAnswers | RedisAnswers | None = None):
         self.config = config
         self._store = store or (RedisAnswers(config.redis) if config.redis else MemoryAnswers(config.max_bytes))
         self._embed = load_custom(config.semantic.embedding) if config.semantic else None
@@ -107,38 +105,32 @@ class AnswerCache:
     async def find(
         self, call: Call, fingerprint: str, prompt_ids: Sequence[Sequence[int]]
     ) -> tuple[tuple[Piece, ...] | None, str]:
-        """Return the pieces of a kept answer, or None, and why. An error costs the hit alone."""
+        """Return (pieces of a cached response, or None; the reason). An error only causes a miss."""
         if why := passes_by(call):
             return None, why
         try:
-            return await self._find(call, fingerprint, prompt_ids)
+            kept = await self._store.get(exact_key(call, fingerprint, prompt_ids)) if self.config.exact else None
+            if kept is not None:
+                pieces, why = await asyncio.to_thread(_replayed, kept), "exact"
+            else:
+                pieces, why = await self._find_similar(call, fingerprint, prompt_ids)
         except Exception as error:
             LOG.warning("kept answers: call %s passes by: %s", call.id, describe_error(error))
+            pieces, why = None, f"failed: {describe_error(error)}"
+        if pieces is None:
             self.misses += 1
-            return None, f"failed: {describe_error(error)}"
-
-    async def _find(
-        self, call: Call, fingerprint: str, prompt_ids: Sequence[Sequence[int]]
-    ) -> tuple[tuple[Piece, ...] | None, str]:
-        if self.config.exact and (kept := await self._store.get(exact_key(call, fingerprint, prompt_ids))) is not None:
-            found = await _beside_loop(lambda: replayed(read_pieces(kept)), len(kept))
-            self.hits["exact"] += 1
-            return found, "exact"
-        near, why = await self._find_similar(call, fingerprint, prompt_ids)
-        if near is not None:
-            self.hits["semantic"] += 1
-            return near, why
-        self.misses += 1
-        return None, why or "not kept"
+        else:
+            self.hits[why.partition(":")[0]] += 1
+        return pieces, why or "not kept"
 
     async def keep(
         self, call: Call, fingerprint: str, prompt_ids: Sequence[Sequence[int]], pieces: Sequence[Piece]
     ) -> bool:
-        """Keep an answer if it is whole and may stand for later ones; return whether it was kept."""
+        """Store a response if it is complete and may be reused; return whether it was stored."""
         if passes_by(call) or not is_whole(call, pieces):
             return False
         try:
-            value = await _beside_loop(lambda: write_pieces(pieces), len(pieces) * BYTES_PER_PIECE)
+            value = await asyncio.to_thread(write_pieces, pieces)
             if self.config.exact:
                 await self._store.put(exact_key(call, fingerprint, prompt_ids), value, self.config.ttl_seconds)
             if self.config.semantic is not None and (asked := _question(call)):
@@ -163,14 +155,16 @@ class AnswerCache:
         near, why = await self._threads.run(lambda: self._nearest(semantic, asked, json.loads(kept)), semantic.seconds)
         for score, id, question in near:
             if (answer := await self._store.get(f"{group}:{id}")) is not None:
-                found = await _beside_loop(lambda answer=answer: replayed(read_pieces(answer)), len(answer))
-                return with_prompt(found, prompt_ids[0]), f"semantic: {score:.3f} to {question!r}"
+                pieces = await asyncio.to_thread(_replayed, answer)
+                return with_prompt(pieces, prompt_ids[0]), f"semantic: {score:.3f} to {question!r}"
         return None, why
 
     def _nearest(
         self, semantic: SemanticConfig, asked: str, rows: Sequence[Any]
     ) -> tuple[list[tuple[float, str, str]], str]:
-        """Return (score, id, question) of the questions that may share an answer, and why the nearest other may not."""
+        """Return (score, id, question) of the questions that may share a response, and why the nearest other question
+        may not.
+        """
         here = self._vector(asked)
         scored = sorted(((cosine(here, array("f", bytes.fromhex(row[2]))), row) for row in rows), reverse=True)
         near, why = [], ""
@@ -200,13 +194,8 @@ class AnswerCache:
         return unit(vectors[0])
 
 
-async def _beside_loop(function: Callable[[], Result], num_bytes: int) -> Result:
-    """Return `function()`, which reads or writes so many bytes of pieces: many of them in a thread."""
-    return function() if num_bytes <= BYTES_ON_LOOP else await asyncio.to_thread(function)
-
-
 def passes_by(call: Call) -> str:
-    """Return why no kept answer is looked for and none is kept; empty where both may be."""
+    """Return why a call bypasses the cache; empty if it does not."""
     if call.only_warms:
         return "it only reads its prompt into the cache"
     if call.breakpoints:
@@ -215,7 +204,7 @@ def passes_by(call: Call) -> str:
 
 
 def is_whole(call: Call, pieces: Sequence[Piece]) -> bool:
-    """Return whether an answer is complete: no choice was cut, stopped or failed, and its usage is known."""
+    """Return whether a response is complete: no choice was cut, stopped or failed, and its usage is known."""
     ends = {each.choice: each.reason for each in pieces if isinstance(each, Ended)}
     complete = len(ends) == call.num_choices and all(reason in WHOLE for reason in ends.values())
     used = bool(pieces) and isinstance(pieces[-1], Used) and not any(isinstance(each, Failed) for each in pieces)
@@ -223,13 +212,13 @@ def is_whole(call: Call, pieces: Sequence[Piece]) -> bool:
 
 
 def exact_key(call: Call, fingerprint: str, prompt_ids: Sequence[Sequence[int]]) -> str:
-    """Return the key of everything that decides an answer."""
+    """Return the cache key of a call, a hash of all fields that determine the response."""
     ids = [hashlib.sha256(array("q", each).tobytes()).hexdigest() for each in prompt_ids]
     return _hashed(call, fingerprint, [ids, [_reading(each) for each in call.prompts]])
 
 
 def semantic_key(call: Call, fingerprint: str) -> str:
-    """Return the key of everything that decides an answer but the last message of the user's."""
+    """Return the cache key that a call shares with all calls that differ only in the last user message."""
     before = [
         prompt.model_copy(update={"turns": prompt.turns[:-1]}).model_dump(mode="json")
         for prompt in call.prompts
@@ -239,14 +228,14 @@ def semantic_key(call: Call, fingerprint: str) -> str:
 
 
 def _question(call: Call) -> str:
-    """Return the last message of the only conversation; empty where the call is something else."""
+    """Return the last message of a call with a single conversation; empty for other calls."""
     (prompt, *others) = call.prompts
     ends = isinstance(prompt, Conversation) and prompt.turns and prompt.turns[-1].role == "user"
     return last_message(prompt) if ends and not others and call.prompt_logprobs is None and not call.echo else ""
 
 
 def _reading(prompt: PromptInput) -> object:
-    """Return what decides, besides a prompt's ids, how its answer is read: of a conversation its tools and template."""
+    """Return the inputs of parsing a response besides the prompt's ids: a conversation's tools and template."""
     if not isinstance(prompt, Conversation):
         return None
     return prompt.model_dump(mode="json", exclude={"system", "documents", "turns"})
@@ -256,13 +245,13 @@ def _hashed(call: Call, fingerprint: str, prompts: object) -> str:
     has_no_draws = call.sampling.temperature == 0 or call.sampling.beams
     sampling = call.sampling.model_dump(mode="json", exclude={"seed"} if has_no_draws else set())
     plain = {each.name: getattr(call, each.name) for each in dataclasses.fields(call) if each.name not in NOT_IN_KEY}
-    # Keys stay in their order: a schema's properties are generated in it.
+    # Keys stay in order: a schema's properties are generated in this order.
     whole = json.dumps([fingerprint, call.caller.cache_salt, prompts, sampling, plain])
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def replayed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Return a kept answer as one of today: its calls of tools have new ids, its usage says where it comes from."""
+    """Return a cached response with new ids for its tool calls, and a usage that marks it as cached."""
     ids: dict[str, str] = {}
     found: list[Piece] = []
     for each in pieces:
@@ -275,8 +264,14 @@ def replayed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
+def _replayed(value: bytes) -> tuple[Piece, ...]:
+    return replayed(read_pieces(value))
+
+
 def with_prompt(pieces: Sequence[Piece], ids: Sequence[int]) -> tuple[Piece, ...]:
-    """Return the answer to another question as one to the prompt `ids`: with its tokens, of which none was cached."""
+    """Return the cached response for another question, with the usage of its prompt `ids`: no token counts as read from
+    the prefix cache.
+    """
     read = {"prompt_tokens": len(ids), "cached_tokens": 0}
     found: list[Piece] = []
     for each in pieces:
@@ -288,17 +283,18 @@ def with_prompt(pieces: Sequence[Piece], ids: Sequence[int]) -> tuple[Piece, ...
 
 
 def write_pieces(pieces: Sequence[Piece]) -> bytes:
-    """Return pieces as JSON."""
-    return json.dumps([[type(each).__name__, _fields(each)] for each in pieces]).encode()
+    """Serialize pieces as JSON."""
+    return json.dumps(
+        [
+            [type(piece).__name__, {each.name: getattr(piece, each.name) for each in dataclasses.fields(piece)}]
+            for piece in pieces
+        ]
+    ).encode()
 
 
 def read_pieces(value: bytes) -> tuple[Piece, ...]:
-    """Return the pieces that `write_pieces` wrote."""
+    """Parse the pieces that `write_pieces` serialized."""
     return tuple(_read(PIECES[name], values) for name, values in json.loads(value))
-
-
-def _fields(piece: Piece) -> dict[str, Any]:
-    return {each.name: getattr(piece, each.name) for each in dataclasses.fields(piece)}
 
 
 def _read(kind: type[Piece], values: Mapping[str, Any]) -> Piece:

@@ -1,27 +1,16 @@
-"""Keep bytes by key for a time, in this process or in Redis."""
+"""Store bytes by key with a lifetime, in this process or in Redis."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
 
 from workbench.gateway.limits.limits_redis import STORE_ERRORS, connect
 
 
-class AnswerStore(Protocol):
-    """Keep values for a time. A value may be forgotten earlier."""
-
-    async def get(self, key: str) -> bytes | None: ...
-
-    async def put(self, key: str, value: bytes, seconds: float) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class MemoryAnswers:
-    """Keep the least-recently-used values of at most `max_bytes` in this process."""
+    """A store in this process. It holds the most recently used values, of at most `max_bytes` in all."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic):
         self._max_bytes, self._clock = max_bytes, clock
@@ -56,7 +45,7 @@ class MemoryAnswers:
 
 
 class RedisAnswers:
-    """Keep values in a Redis server. While it cannot be reached, nothing is found and nothing is kept."""
+    """A store in a Redis server. While it is unreachable, all lookups miss and no value is stored."""
 
     def __init__(self, url: str, prefix: str = "workbench:answers:", timeout: float = 1.0):
         self._client, self._prefix = connect(url, timeout=timeout), prefix

@@ -1,4 +1,6 @@
-"""Check a call's sizes before any work: numbers of prompts, choices, tokens, tools, stops, and the size of schemas."""
+"""Check the sizes of a call before any work: numbers of prompts, choices, tokens, tools and stops, and sizes of
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from workbench.serve.call import Call, PromptInput
 from workbench.serve.errors import ApiError
 from workbench.settings import Count, Settings
 
-# Fields as each protocol names them, where it is not the name used here.
+# Each protocol's field names that differ from the names used here.
 FIELDS = {
     "openai.chat": {"prompt": "messages", "tokens": "max_completion_tokens", "format": "response_format"},
     "openai.completions": {"prompt": "prompt", "tokens": "max_tokens", "format": "response_format"},
@@ -25,30 +27,30 @@ FIELDS = {
 
 
 class Bounds(Settings):
-    """The largest sizes of a call."""
+    """The maximum sizes of a call."""
 
-    prompts: Count = 64  # in one call
+    prompts: Count = 64  # prompts in one call
     inputs: Count = 2_048  # texts in one call of embeddings
     choices: Count = 128  # prompts times n
     sequences: Count = 128  # prompts times n, best_of or beams
     output_tokens: Count = 131_072  # choices times max_tokens, thoughts included
-    prompt_characters: Count = 4_000_000  # of all prompts, before they are tokens
-    prompt_tokens: Count = 1_000_000  # of all prompts
+    prompt_characters: Count = 4_000_000  # characters of all prompts
+    prompt_tokens: Count = 1_000_000  # tokens of all prompts
     turns: Count = 2_000
     tools: Count = 128
-    schema_characters: Count = 262_144  # of the answer's schema or grammar, and of each tool's
+    schema_characters: Count = 262_144  # characters of the answer's schema or grammar, and of each tool's schema
     stops: Count = 16
-    stop_characters: Count = 1_000  # of one stop string
+    stop_characters: Count = 1_000  # characters of one stop string
     logprobs: Count = 20
-    logit_bias: Count = 1_024  # entries
+    logit_bias: Count = 1_024  # number of entries
     breakpoints: Count = 4
 
 
 def check_bounds(call: Call, bounds: Bounds) -> None:
-    """Refuse a call that is too large, before anything is computed for it.
+    """Refuse a call that is too large, before any computation.
 
     Raises:
-        ApiError: invalid_request_error; its `param` is the field as the call's protocol names it.
+        ApiError: invalid_request_error; its `param` is the field's name in the call's protocol.
     """
     names = FIELDS.get(call.dialect, {})
     for field, unit, size, most in _sizes(call, bounds):
@@ -59,7 +61,9 @@ def check_bounds(call: Call, bounds: Bounds) -> None:
 
 
 def fit_output(call: Call, bounds: Bounds) -> Call:
-    """Return a call with as many tokens for its answers as the bounds allow, where the client named no number."""
+    """Return the call with the number of answer tokens reduced to what the bounds allow, if the client gave
+    no number.
+    """
     sampling = call.sampling
     most = bounds.output_tokens // (max(1, len(call.prompts)) * sampling.num_sequences)
     over = sampling.max_output_tokens - most
@@ -69,7 +73,7 @@ def fit_output(call: Call, bounds: Bounds) -> Call:
 
 
 def check_prompt_tokens(call: Call, prompt_tokens: int, bounds: Bounds) -> None:
-    """Refuse a call whose prompts have too many tokens (ApiError)."""
+    """Raise ApiError if the prompts of a call have more tokens than the bounds allow."""
     if prompt_tokens > bounds.prompt_tokens:
         name = FIELDS.get(call.dialect, {}).get("prompt", "prompt")
         message = f"{name}: {prompt_tokens:,} tokens; at most {bounds.prompt_tokens:,}"
@@ -113,9 +117,9 @@ def _answer_sizes(call: Call, bounds: Bounds) -> Iterator[tuple[str, str, int, i
 
 
 def prompt_texts(prompt: PromptInput) -> list[str]:
-    """Return all texts of a prompt: system prompt, tools, documents, turns and template arguments; none for ids.
+    """Return all texts of a prompt: system prompt, tools, documents, turns and template arguments; empty for token ids.
 
-    The schema of an answer is none of them: the model does not read it, and the answer is moderated as it leaves.
+    The schema of the answer is not included: the model does not read it, and the answer itself is moderated.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -157,7 +161,7 @@ def _texts_in(value: object) -> Iterator[str]:
 
 
 def prompt_characters(prompt: PromptInput) -> int:
-    """Return the size of a prompt before it is tokens: characters of its texts and tools, or the number of its ids."""
+    """Return the size of a prompt before tokenization: characters of its texts and tools, or the number of its ids."""
     if isinstance(prompt, str | tuple):
         return len(prompt)
     texts = _message_texts(prompt)

@@ -1,4 +1,4 @@
-"""Configure a gateway as one YAML value: the group `gateway` of a server's settings."""
+"""Define the gateway's settings: the group `gateway` of a server's settings."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ NO_LIMITS = CallerLimits()
 
 
 class LimitsConfig(Settings):
-    """Limits of keys and of tenants; a call counts against both."""
+    """Rate and spending limits of keys and tenants; a call counts against both."""
 
-    each_key: CallerLimits = NO_LIMITS  # of a key that `keys` does not name
-    keys: dict[str, CallerLimits] = {}  # by the key's id
+    each_key: CallerLimits = NO_LIMITS  # limits of a key that is not in `keys`
+    keys: dict[str, CallerLimits] = {}  # limits by key id
     each_tenant: CallerLimits = NO_LIMITS
-    tenants: dict[str, CallerLimits] = {}  # by the keys' owner
+    tenants: dict[str, CallerLimits] = {}  # limits by owner of keys
     redis: str | None = None  # redis://host:port/database, for several gateways; None: this process counts alone
-    on_failure: Literal["closed", "open"] = "closed"  # while Redis is gone: refuse calls, or let them in uncounted
-    lease_seconds: Annotated[float, Field(gt=0)] = 300.0  # after which calls of a gateway that died count no more
+    on_failure: Literal["closed", "open"] = "closed"  # without Redis: refuse calls, or admit them uncounted
+    lease_seconds: Annotated[float, Field(gt=0)] = 300.0  # seconds after which reservations of a dead gateway expire
 
     @property
     def has_money(self) -> bool:
-        """Return whether any key or tenant has a limit of money."""
+        """Return whether any key or tenant has a spending limit."""
         callers = (self.each_key, self.each_tenant, *self.keys.values(), *self.tenants.values())
         return any(each.money_per_day is not None for each in callers)
 
     def holders(self, caller: Caller) -> tuple[Holder, ...]:
-        """Return the caller's key and tenant, where they have limits."""
+        """Return those of the caller's key and tenant that have limits."""
         found = (
             Holder(f"key:{caller.key}", self.keys.get(caller.key, self.each_key)),
             Holder(f"tenant:{caller.tenant}", self.tenants.get(caller.tenant, self.each_tenant)),
@@ -48,9 +48,9 @@ class LimitsConfig(Settings):
 
 
 class GatewayConfig(Settings):
-    """Everything that stands before a server. A group that is left out is not there: no keys, no limits, ..."""
+    """Settings of the gateway. A missing group switches its function off: no keys, no limits, ..."""
 
-    keys: Path | None = None  # the file of `workbench keys`; None: every caller may ask, and is an administrator
+    keys: Path | None = None  # the key file of `workbench keys`; None: every caller is admitted, as an administrator
     bounds: Bounds = Bounds()
     limits: LimitsConfig = LimitsConfig()
     moderation: ModerationConfig | None = None
@@ -60,7 +60,7 @@ class GatewayConfig(Settings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], where: str = "gateway") -> GatewayConfig:
-        """Read plain values, as YAML has them. Raises WorkbenchError with the path of what is wrong."""
+        """Parse plain YAML values; the WorkbenchError for an invalid one names its path."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -1,11 +1,11 @@
-"""Stand before a server: keys, bounds, limits, moderation, the router, kept answers and accounts.
+"""Admit calls to a server: keys, bounds, limits, moderation, router, response cache and accounting.
 
     identify: key -> caller
-    admit:    bounds -> one request -> router -> its tokens -> moderation -> kept answers -> lease
-    lease:    pieces -> moderation -> pieces ... settle: accounts, what was not used given back, answer kept
+    admit:    bounds -> request limit -> router -> token limits -> moderation -> response cache -> lease
+    lease:    pieces -> moderation -> pieces ... settle: accounting, unused reservation returned, response cached
 
-The router comes between the two parts of the limits: a caller who may not ask now has nothing classified, and tokens
-are counted and priced as the model that answers does.
+The router runs between the two parts of the limits: calls over the request limit are not classified, and tokens are
+counted and priced for the model that answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.economics.prices import Usage
@@ -48,7 +48,7 @@ class Gateway:
     """The gate of a server (see `workbench.serve.gate`).
 
     Raises:
-        WorkbenchError: where a file, price table or user part of `config` cannot be used.
+        WorkbenchError: if a file, price table or user-defined part of `config` cannot be used.
     """
 
     def __init__(self, config: GatewayConfig | Mapping[str, Any]):
@@ -61,12 +61,12 @@ class Gateway:
         self.router = ModelRouter(self.config.router or RouterConfig())
         self.answers = None if answers is None else AnswerCache(answers)
         self.prices = PriceBook(self.config.accounting)
-        self.accounts = Accounts(self.config.accounting.file, LOG.error, self.config.accounting.memory_calls)
+        self.accounts = Accounts(self.config.accounting.file, LOG.error)
         self._models: ModelCatalog | None = None
         self._meters = LimitMeters(limits, self.prices.currency)
 
     def connect(self, models: ModelCatalog) -> None:
-        if self.config.limits.has_money:  # a call without a price would never come up to its limit
+        if self.config.limits.has_money:  # a call without a price would never reach its spending limit
             self.prices.check_models(models.names())
         self._models = models
 
@@ -98,7 +98,7 @@ class Gateway:
         return self.keys.caller(key)
 
     def _looked_up(self, look: Callable[[KeyStore], ApiKey | None]) -> ApiKey | None:
-        """Return a key; ApiError where the file of keys cannot be read now, about which callers learn no more."""
+        """Look up a key; ApiError, without details for the caller, if the key file cannot be read."""
         assert self.keys is not None
         try:
             return look(self.keys)
@@ -109,17 +109,19 @@ class Gateway:
 
     async def admit(self, call: Call) -> GatewayLease:
         models = self._models
-        assert models is not None, "connect a gateway to its models first"
+        assert models is not None, "connect the gateway to its models first"
         call = fit_output(call, self.config.bounds)
         check_bounds(call, self.config.bounds)
         self._check_accounts()
-        lease = GatewayLease(self, call, self.config.limits.holders(call.caller))
-        await self._reserve(lease, lease.id, ONE_REQUEST)  # who may not ask now has nothing classified or tokenized
+        lease = GatewayLease(self, call, call.model, self.config.limits.holders(call.caller))
+        if self.moderation is not None and self.moderation.moderates("output") and call.purpose == "answer":
+            lease.filter = self.moderation.answer_filter(call.num_choices)
+        await self._reserve(lease, lease.id, ONE_REQUEST)  # refused calls are neither classified nor tokenized
         try:
             decision = await self.router.choose(call, models, lambda model: may_use(call.caller, model))
             lease.call = call = replace(call, model=decision.model)
             call.notes["router"] = decision.as_dict()
-            # Tokens that are only counted cost nothing, and the server counts them once.
+            # Token counting is free, and the server tokenizes once.
             lease.prompt_ids = prompt_ids = () if call.purpose == "tokenize" else await models.prompt_ids(call)
             num_tokens = sum(map(len, prompt_ids))
             check_prompt_tokens(call, num_tokens, self.config.bounds)
@@ -128,7 +130,7 @@ class Gateway:
                 try:
                     await self._reserve(lease, lease.id + TOKENS, lease.tokens)
                 except ApiError:
-                    await self.give_back(lease, Cost())  # what limits refuse takes nothing of them
+                    await self.give_back(lease, Cost())  # a refused call does not count against limits
                     raise
             await self._moderate(call)
             if self.answers is not None and call.purpose == "answer":
@@ -138,8 +140,10 @@ class Gateway:
                     lease.answer, why = await self.answers.find(call, lease.fingerprint, prompt_ids)
                 call.notes["answers"] = why
                 lease.keeps = bool(lease.fingerprint) and lease.answer is None and not passes_by(call)
-        except BaseException as error:  # also where the client left meanwhile: what was reserved is given back
-            is_ours = isinstance(error, ApiError) and error.status >= 500  # it takes nothing of the caller's limits
+        except BaseException as error:  # also on a disconnect: return the reservation
+            is_ours = (
+                isinstance(error, ApiError) and error.status >= 500
+            )  # it does not count against the caller's limits
             await self.give_back(lease, Cost() if is_ours else ONE_REQUEST)
             raise
         return lease
@@ -161,7 +165,9 @@ class Gateway:
         return list(self._meters)
 
     async def give_back(self, lease: GatewayLease, used: Cost) -> None:
-        """End the lease's reservation. Where Redis cannot be reached, it expires there."""
+        """End the reservation of a lease and return its unused part. If Redis is unreachable, the reservation expires
+        there.
+        """
         if not lease.holders or lease.begun is None:
             return
         try:
@@ -174,7 +180,9 @@ class Gateway:
             lease.call.notes["limits"] = f"not given back: {error}"
 
     async def settle(self, lease: GatewayLease, outcome: Outcome) -> None:
-        """Enter a call in the accounts, give back what it did not use, and keep its answer if it may be kept."""
+        """Record a call in the accounts, return the unused part of its reservation, and cache its response if
+        allowed.
+        """
         call, prices = lease.call, self.prices.of(lease.call.model)
         entry = account_entry(call, lease.asked, outcome, prices, time.time())
         self.accounts.add(entry, prices)
@@ -185,11 +193,11 @@ class Gateway:
         await self.give_back(lease, Cost(1, prompt + output, prompt, output, micros))
         if self.answers is not None and self._models is not None and lease.keeps and outcome.ended == "finished":
             fingerprint = self._models.fingerprint(call.model, call.caller.tenant)
-            if fingerprint == lease.fingerprint:  # else variants of it came or went, and it is unknown which answered
+            if fingerprint == lease.fingerprint:  # otherwise the answering variant is unknown
                 await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
 
     def _check_accounts(self) -> None:
-        """Refuse a call that could not be accounted for: too many wait for a disk that is full or locked (ApiError)."""
+        """Raise ApiError if too many accounting entries wait for a full or locked disk."""
         if self.accounts.num_unwritten >= self.config.accounting.max_unwritten:
             message = "calls cannot be accounted for now; try again later"
             raise ApiError("unavailable_error", message, "", "accounts_unavailable", {"retry-after": "5"})
@@ -214,8 +222,9 @@ class Gateway:
         lease.headers = limit_headers(call.dialect, found.remaining, found.now)
 
     def _largest_cost(self, call: Call, prompt_ids: Sequence[Sequence[int]]) -> Cost:
-        """Return what a call's tokens cost at most: its prompt at the dearest price that it may have, its answers as
-        long as the context has room behind the prompt."""
+        """Return the maximum cost of a call's tokens: the prompt at its highest possible price, and answers that fill
+        the rest of the context.
+        """
         assert self._models is not None
         prompt_tokens, output = sum(map(len, prompt_ids)), 0
         if call.purpose == "answer":
@@ -255,52 +264,52 @@ class Gateway:
         return text
 
 
+@dataclass(eq=False)
 class GatewayLease:
-    """The admission of one call by a gateway (see `workbench.serve.gate.Lease`)."""
+    """A lease: the admission of one call by a gateway (see `workbench.serve.gate.Lease`)."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        call: Call,
-        holders: tuple[Holder, ...],
-    ):
-        self.call, self.asked, self.holders = call, call.model, holders
-        self.prompt_ids: Sequence[Sequence[int]] = ()
-        self.headers: Mapping[str, str] = {}
-        self.answer: tuple[Piece, ...] | None = None
-        self.id = secrets.token_hex(12)  # of the reservation: two calls may have one id
-        self.counts_tokens = any(each.limits.counts_tokens for each in holders)
-        self.tokens = Cost()  # that are reserved, besides one request
-        self.begun: int | None = None  # time of the reservation, if there is one
-        self.keeps, self.fingerprint = False, ""
-        self.pieces: list[Piece] = []  # that left, where they are to be kept
-        self._gateway = gateway
-        self._is_settled = False
-        moderation = gateway.moderation
-        self._filter: AnswerFilter | None = None
-        if moderation is not None and moderation.moderates("output") and call.purpose == "answer":
-            self._filter = moderation.answer_filter(call.num_choices)
+    gateway: Gateway
+    call: Call
+    asked: str  # the requested model
+    holders: tuple[Holder, ...]
+    filter: AnswerFilter | None = None
+    prompt_ids: Sequence[Sequence[int]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    answer: tuple[Piece, ...] | None = None
+    id: str = field(
+        default_factory=lambda: secrets.token_hex(12)
+    )  # name of the reservation: two calls may have the same id
+    tokens: Cost = Cost()  # reserved cost, in addition to one request
+    begun: int | None = None  # time of the reservation, if any
+    keeps: bool = False
+    fingerprint: str = ""
+    pieces: list[Piece] = field(default_factory=list)  # sent pieces, if cached
+    is_settled: bool = False
+
+    @property
+    def counts_tokens(self) -> bool:
+        return any(each.limits.counts_tokens for each in self.holders)
 
     @property
     def is_moderated(self) -> bool:
-        return self._filter is not None
+        return self.filter is not None
 
     async def take(self, pieces: Iterable[Piece]) -> list[Piece]:
-        found = list(pieces) if self._filter is None else await self._filter.take(pieces)
-        if self._filter is not None and self._filter.stopped_by:
-            self.call.notes["moderation"] = f"output: {self._filter.stopped_by}"
+        found = list(pieces) if self.filter is None else await self.filter.take(pieces)
+        if self.filter is not None and self.filter.stopped_by:
+            self.call.notes["moderation"] = f"output: {self.filter.stopped_by}"
         if self.keeps:
             self.pieces += found
         return found
 
     async def settle(self, outcome: Outcome) -> None:
-        if self._is_settled:
+        if self.is_settled:
             LOG.error("call %s was settled twice; the first time counts", self.call.id)
             return
-        self._is_settled = True
-        await self._gateway.settle(self, outcome)
+        self.is_settled = True
+        await self.gateway.settle(self, outcome)
 
 
 def may_use(caller: Caller, model: str) -> bool:
-    """Return whether a caller's scopes have a model."""
+    """Return whether a caller's scopes include a model."""
     return EVERY_MODEL in caller.scopes or f"model:{model}" in caller.scopes

@@ -1,7 +1,7 @@
-"""Make, check, rotate and revoke keys. A key is stored as its hash, with its owner and what it may do.
+"""Create, check, rotate and revoke API keys. A key is stored as a hash, with its owner and scopes.
 
-A key reads `wb_ID_SECRET`: the id finds the stored hash, so that every check hashes one text and compares once, in
-constant time, whether the key is known or not.
+A key has the form `wb_ID_SECRET`: the stored hash is looked up by id, so every check hashes one text and compares once,
+in constant time, for known and unknown keys alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workbench.settings import Settings
 
 PREFIX = "wb"
 ADMIN, EVERY_MODEL = "admin", "*"
-UNKNOWN_HASH = hashlib.sha256(b"").hexdigest()  # of no key: a secret is never empty
+UNKNOWN_HASH = hashlib.sha256(b"").hexdigest()  # matches no key: a secret is never empty
 
 
 class Credential(Settings):
@@ -39,7 +39,7 @@ class Credential(Settings):
 
 
 class ApiKey(Settings):
-    """A key: who owns it and what it may do. It has several credentials while it is rotated."""
+    """A key with its owner and scopes. It has several credentials during a rotation."""
 
     id: str
     name: str = ""
@@ -52,33 +52,33 @@ class ApiKey(Settings):
 
     @property
     def scopes(self) -> frozenset[str]:
-        """Return `*` or `model:NAME`, and `admin`."""
+        """Return the scopes of the key: `*` or a `model:NAME` for each model, and `admin` for an administrator."""
         models = {each if each == EVERY_MODEL else f"model:{each}" for each in self.models}
         return frozenset(models | ({ADMIN} if self.admin else set()))
 
     def state(self, now: float) -> str:
-        """Return active, revoked or expired."""
+        """Return the state of the key at time `now`: active, revoked or expired."""
         if self.revoked is not None:
             return "revoked"
         return "active" if any(_is_valid(each, now) for each in self.credentials) else "expired"
 
 
 class KeyFile(Settings):
-    """The content of a file of keys. Salts and the key of signatures are derived from `secret`."""
+    """The contents of a key file. Salts and the signing key are derived from `secret`."""
 
     secret: str
     keys: tuple[ApiKey, ...] = ()
 
 
 class KeyStore:
-    """Keys in a JSON file that only its owner may read. A running server sees what another process changes.
+    """Keys in a JSON file that only its owner may read. A running server notices changes by other processes.
 
     Args:
-        path: of the file; it need not exist.
+        path: path of the file, which need not exist.
         clock: returns seconds since 1970.
 
     Raises:
-        WorkbenchError: where the file is no file of keys.
+        WorkbenchError: if the file is not a key file.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
@@ -89,7 +89,7 @@ class KeyStore:
         self._refresh()
 
     def check(self, text: str) -> ApiKey | None:
-        """Return the key that `text` is, if it is valid now."""
+        """Return the key with the text `text` if it is valid now."""
         self._refresh()
         _, _, rest = text.partition("_")
         found = self._by_credential.get(rest.partition("_")[0])
@@ -100,20 +100,23 @@ class KeyStore:
         return found[0]
 
     def active(self, id: str) -> ApiKey | None:
-        """Return the key of this id, if one of its texts is valid now."""
+        """Return the key with this id if one of its credentials is valid now, else None."""
         return next((key for key in self.list() if key.id == id and key.state(self._clock()) == "active"), None)
 
     def caller(self, key: ApiKey) -> Caller:
         return Caller(key.id, key.owner, self.cache_salt(key.owner), key.scopes)
 
     def cache_salt(self, owner: str) -> str:
-        """Return the salt of an owner's cached prefixes and answers: not to be guessed without the file's secret."""
+        """Return the salt for an owner's cached prefixes and responses. It cannot be guessed without the secret in the
+        key file.
+        """
         self._refresh()
         return hmac.new(bytes.fromhex(self._content.secret), owner.encode(), hashlib.sha256).hexdigest()
 
     def signing_key(self) -> bytes:
-        """Return the key that thoughts are signed with. It is derived from the file's secret, as the salts are, so that
-        it outlives a server and is the same for all that share the file; a file without a secret gets one."""
+        """Return the signing key for thoughts. It is derived from the file's secret, so it persists over restarts and
+        is equal for all servers that share the file; a file without a secret gets one.
+        """
         self._refresh()
         if not self._content.secret:
             with self._changing() as content:
@@ -129,9 +132,11 @@ class KeyStore:
         self, owner: str, name: str = "", models: Collection[str] = (EVERY_MODEL,), admin: bool = False,
         days: float | None = None,
     ) -> tuple[ApiKey, str]:  # fmt: skip
-        """Make a key that is valid for `days`, or until it is revoked; return it and its text, which is shown once."""
+        """Create a key that is valid for `days` days, or until revoked; return it and its text, which is shown only
+        once.
+        """
         if not owner:
-            raise WorkbenchError("a key needs an owner: tenants share no cached prefixes, and limits may be theirs")
+            raise WorkbenchError("a key needs an owner: cached prefixes and limits are separate by owner")
         credential, text = self._credential(days)
         with self._changing() as content:
             key = ApiKey(
@@ -142,7 +147,7 @@ class KeyStore:
         return key, text
 
     def rotate(self, id: str, hours: float = 24.0, days: float | None = None) -> tuple[ApiKey, str]:
-        """Give a key a new text; the old one stays valid for `hours`."""
+        """Give a key a new secret text and return both; the old text stays valid for `hours` hours."""
         credential, text = self._credential(days)
         ends = self._clock() + hours * 3600
         with self._changing(id) as content:
@@ -156,7 +161,7 @@ class KeyStore:
         return changed, text
 
     def revoke(self, id: str) -> ApiKey:
-        """End a key at once."""
+        """Revoke a key at once, and return it."""
         with self._changing(id) as content:
             key = self._find(content, id)
             changed = key.model_copy(update={"revoked": key.revoked or self._clock()})
@@ -182,8 +187,9 @@ class KeyStore:
 
     @contextmanager
     def _changing(self, id: str | None = None) -> Iterator[KeyFile]:
-        """Lock the file against other processes that change it, and read it. A key `id` that it does not have is
-        refused before anything is made beside it."""
+        """Lock the file against changes by other processes, and read it. An unknown key `id` is refused before any file
+        is created.
+        """
         if id is not None:
             self._refresh()
             self._find(self._content, id)
@@ -210,7 +216,7 @@ class KeyStore:
         except FileNotFoundError:
             self._version, self._content, self._by_credential = None, KeyFile(secret=""), {}
             return
-        version = (status.st_ino, status.st_mtime_ns)  # a file is replaced, never changed
+        version = (status.st_ino, status.st_mtime_ns)  # a file is replaced, never modified
         if version == self._version:
             return
         try:

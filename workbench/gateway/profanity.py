@@ -1,7 +1,7 @@
-"""Find offensive English by a small trained classifier, `alt-profanity-check` (the extra `moderation`).
+"""Detect offensive English by a small trained classifier, `alt-profanity-check` (the extra `moderation`).
 
-It is linear, over words that it counts: a text is as offensive as its words. It knows no other language, no spelling
-that hides a word, and no meaning; docs/guide/serving.md has a table. Source: https://pypi.org/project/alt-profanity-check
+It is a linear model over word counts. It knows no other language, no obfuscated spelling and no context;
+docs/guide/serving.md has a table. Source: https://pypi.org/project/alt-profanity-check
 """
 
 from __future__ import annotations
@@ -9,32 +9,30 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from workbench.errors import WorkbenchError
+from workbench.errors import installed_by
 
-WINDOW_WORDS = 24  # that are judged together: among many harmless words a bad one counts little
+WINDOW_WORDS = 24  # words classified together: among many harmless words an offensive one has little weight
 FOUND = "offensive language"
 
 
 class OffensiveLanguage:
-    """A classifier of moderation: `classifier: {path: "workbench.gateway.profanity:OffensiveLanguage"}`.
+    """A classifier for moderation, set by `classifier: {path: "workbench.gateway.profanity:OffensiveLanguage"}`.
 
     Args:
-        threshold: the probability from which words are offensive.
+        threshold: minimum probability of offensive words.
 
     Raises:
-        WorkbenchError: where the package is not installed.
+        WorkbenchError: if the package is not installed.
     """
 
     def __init__(self, threshold: float = 0.5):
-        try:
+        with installed_by("moderation", "moderation.classifier"):
             package = importlib.import_module("profanity_check")
-        except ImportError:
-            raise WorkbenchError('moderation.classifier: pip install "inference-workbench[moderation]"') from None
         self._probabilities: Callable[[Sequence[str]], Sequence[float]] = package.predict_prob
         self._threshold = threshold
 
     def __call__(self, text: str) -> str:
-        """Return the name of what was found; empty for nothing."""
+        """Return the name of the finding, or an empty string."""
         words = text.split()
         step = WINDOW_WORDS // 2
         starts = range(0, max(1, len(words) - step), step)

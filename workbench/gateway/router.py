@@ -1,19 +1,17 @@
-"""Choose the model that answers: rules first, then a small classifier, then fallbacks. Each step gives its reason."""
+"""Choose the model for a call: by rules, then by a user's function, then by fallbacks. Each step records its reason."""
 
 from __future__ import annotations
 
 import logging
-import math
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from workbench.custom import load_custom
-from workbench.errors import describe_error, nearest
+from workbench.errors import WorkbenchError, describe_error, nearest
 from workbench.gateway.bounds import prompt_characters
 from workbench.gateway.work_threads import WorkThreads
 from workbench.prompt.conversation import Conversation
@@ -25,12 +23,10 @@ from workbench.settings import Settings
 
 LOG = logging.getLogger(__name__)
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?|[^\w\s]")
-NUM_WORDS_SHOWN = 3  # of those that decided, in a reason
-Texts = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class RoutingRule(Settings):
-    """Send a call to `to` if all conditions that are given hold."""
+    """Send a call to `to` if all given conditions hold."""
 
     to: str
     models: tuple[str, ...] = ()  # that the client named
@@ -38,7 +34,7 @@ class RoutingRule(Settings):
     min_characters: int | None = None  # of the prompts
     max_characters: int | None = None
     tools: bool | None = None  # whether the call offers tools
-    words: tuple[str, ...] = ()  # one of them is in the last message, whole and without regard to case
+    words: tuple[str, ...] = ()  # words, one of which occurs in the last message (whole word, case-insensitive)
 
     @model_validator(mode="after")
     def _some(self) -> RoutingRule:
@@ -47,38 +43,26 @@ class RoutingRule(Settings):
         return self
 
 
-class LearnedChoice(Settings):
-    """Choose a cheap or a strong model by examples of both (naive Bayes over words), or by a function."""
+class FunctionChoice(Settings):
+    """Let a user's function choose the model for each call that names one of `models`."""
 
-    models: tuple[str, ...]  # that the client named and that are to be chosen for
-    cheap: str
-    strong: str
-    cheap_examples: Texts | None = None
-    strong_examples: Texts | None = None
-    classifier: CustomPart | None = None  # a function: text of the last message -> probability that `strong` is needed
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5  # from this probability on, the strong model answers
-    seconds: Annotated[float, Field(gt=0)] = 2.0  # for the classifier
-    on_failure: Literal["strong", "cheap", "refuse"] = "strong"  # where it fails or is late
-
-    @model_validator(mode="after")
-    def _one_way(self) -> LearnedChoice:
-        by_examples = self.cheap_examples is not None and self.strong_examples is not None
-        if by_examples == (self.classifier is not None):
-            raise ValueError("give cheap_examples and strong_examples, or a classifier")
-        return self
+    models: tuple[str, ...]  # requested models that this choice applies to
+    function: CustomPart  # function: text of the last message -> name of the model
+    otherwise: str | None = None  # model if the function fails or is late; None: refuse the call
+    seconds: Annotated[float, Field(gt=0)] = 2.0  # seconds for the function
 
 
 class RouterConfig(Settings):
-    """Rules in order, of which the first that holds decides; then the learned choice; then fallbacks."""
+    """Rules in order (the first match decides); then the function; then fallbacks."""
 
     rules: tuple[RoutingRule, ...] = ()
-    learned: LearnedChoice | None = None
-    fallbacks: dict[str, tuple[str, ...]] = {}  # by model: those that answer in its place, in order
+    choice: FunctionChoice | None = None
+    fallbacks: dict[str, tuple[str, ...]] = {}  # by model: replacement models, in order
 
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """The model that answers, and a reason for each step from the one that was named."""
+    """The chosen model, and a reason for each step from the requested model to it."""
 
     asked: str
     model: str
@@ -89,39 +73,39 @@ class RoutingDecision:
 
 
 class ModelRouter:
-    """Choose a model for each call.
+    """A router that chooses a model for each call.
 
     Raises:
-        WorkbenchError: where a user part cannot be loaded.
+        WorkbenchError: if a user-defined part cannot be loaded.
     """
 
     def __init__(self, config: RouterConfig):
         self.config = config
-        self._probability = _probability(config.learned)
+        self._choose = load_custom(config.choice.function) if config.choice else None
         self._threads = WorkThreads()
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Return names that clients may give beside those of models."""
+        """Return the model aliases that clients may use."""
         named = [*(name for rule in self.config.rules for name in rule.models), *self.config.fallbacks]
-        return tuple(dict.fromkeys([*named, *(self.config.learned.models if self.config.learned else ())]))
+        return tuple(dict.fromkeys([*named, *(self.config.choice.models if self.config.choice else ())]))
 
     async def choose(
         self, call: Call, models: ModelCatalog, allowed: Callable[[str], bool] = lambda _: True
     ) -> RoutingDecision:
-        """Return the model for a call; only models that are `allowed` are chosen.
+        """Return the model for a call, from the `allowed` models.
 
         Raises:
-            ApiError: not_found_error for an unknown model, permission_error for one that is not allowed, and
-                unavailable_error where neither it nor a fallback takes calls now, or the classifier fails and
-                `on_failure` is refuse.
+            ApiError: not_found_error for an unknown model, permission_error for a model that is not allowed, and
+                unavailable_error if neither the model nor a fallback accepts calls now, or if the function fails and
+                there is no `otherwise`.
         """
         model, reason = call.model, ""
         if self.config.rules:
             model, reason = await self._threads.run(lambda: self._by_rule(call, allowed))
-        learned = self.config.learned
-        if not reason and learned is not None and call.model in learned.models:
-            model, reason = await self._by_classifier(learned, call, allowed)
+        choice = self.config.choice
+        if not reason and choice is not None and call.model in choice.models:
+            model, reason = await self._by_function(choice, call, models.names(), allowed)
         reasons = [reason] if reason else []
         if model not in models.names() and model not in self.config.fallbacks:
             known = [name for name in (*models.names(), *self.aliases) if allowed(name)]
@@ -137,24 +121,22 @@ class ModelRouter:
                 return rule.to, f"rule {number}: {why}: {rule.to}"
         return call.model, ""
 
-    async def _by_classifier(
-        self, learned: LearnedChoice, call: Call, allowed: Callable[[str], bool]
+    async def _by_function(
+        self, choice: FunctionChoice, call: Call, known: Collection[str], allowed: Callable[[str], bool]
     ) -> tuple[str, str]:
+        choose = self._choose
+        assert choose is not None
         try:
-            probability, words = await self._threads.run(
-                lambda: self._probability(last_message(call.prompts[0])), learned.seconds
-            )
+            wanted = await self._threads.run(lambda: str(choose(last_message(call.prompts[0]))), choice.seconds)
+            if wanted not in (*known, *self.config.fallbacks):
+                raise WorkbenchError(f"it returned {wanted!r}, which is not a model")
+            why = "the function"
         except Exception as error:
-            LOG.error("router: the classifier failed: %s", describe_error(error))
-            if learned.on_failure == "refuse":
+            LOG.error("router: the function failed: %s", describe_error(error))
+            if choice.otherwise is None:
                 message = "model: cannot be chosen now; try again, or name one"
                 raise ApiError("unavailable_error", message, "model", "overloaded", {"retry-after": "1"}) from None
-            wanted = learned.strong if learned.on_failure == "strong" else learned.cheap
-            why = f"the classifier failed ({describe_error(error)})"
-        else:
-            wanted = learned.strong if probability >= learned.threshold else learned.cheap
-            because = f" ({', '.join(words)})" if words else ""
-            why = f"classifier: strong is needed with probability {probability:.2f}{because}"
+            wanted, why = choice.otherwise, f"the function failed ({describe_error(error)})"
         return (wanted, f"{why}: {wanted}") if allowed(wanted) else (call.model, "")
 
     def _available(
@@ -170,7 +152,7 @@ class ModelRouter:
 
 
 def last_message(prompt: PromptInput) -> str:
-    """Return the text of the last message of the user's; of a plain text all of it."""
+    """Return the text of the last user message; for a plain text prompt, the whole text."""
     if not isinstance(prompt, Conversation):
         return prompt if isinstance(prompt, str) else ""
     turns = [turn for turn in prompt.turns if turn.role == "user"]
@@ -178,7 +160,7 @@ def last_message(prompt: PromptInput) -> str:
 
 
 def _holds(rule: RoutingRule, call: Call) -> str:
-    """Return why a rule holds; empty if it does not."""
+    """Return why a rule matches; empty if it does not."""
     size = sum(map(prompt_characters, call.prompts))
     has_tools = any(isinstance(each, Conversation) and each.tools for each in call.prompts)
     spoken = {word.lower() for prompt in call.prompts for word in WORD.findall(last_message(prompt))}
@@ -193,47 +175,3 @@ def _holds(rule: RoutingRule, call: Call) -> str:
     )
     given = [(holds, why) for is_given, holds, why in conditions if is_given]
     return ", ".join(why for _, why in given) if all(holds for holds, _ in given) else ""
-
-
-def _probability(learned: LearnedChoice | None) -> Callable[[str], tuple[float, Sequence[str]]]:
-    if learned is None:
-        return lambda _: (0.0, ())
-    if learned.classifier is not None:
-        function = load_custom(learned.classifier)
-        return lambda text: (float(function(text)), ())
-    bayes = NaiveBayes({"cheap": learned.cheap_examples or (), "strong": learned.strong_examples or ()})
-    return lambda text: bayes.probability(text, "strong")
-
-
-class NaiveBayes:
-    """Tell kinds of texts apart by their words (multinomial, add-one smoothing; Manning et al., 2008, chapter 13).
-
-    Args:
-        examples: texts of each kind. Kinds are equally likely before a text is read.
-    """
-
-    def __init__(self, examples: Mapping[str, Collection[str]]):
-        self._counts = {
-            kind: Counter(words for each in texts for words in _words(each)) for kind, texts in examples.items()
-        }
-        self._known = {word for counts in self._counts.values() for word in counts}
-
-    def probability(self, text: str, kind: str) -> tuple[float, list[str]]:
-        """Return the probability that a text is of a kind, and the words that say most for or against it."""
-        words = [word for word in _words(text) if word in self._known]
-        logs = {each: math.fsum(self._log(word, each) for word in words) for each in self._counts}
-        largest = max(logs.values())
-        weights = {each: math.exp(value - largest) for each, value in logs.items()}
-        probability = weights[kind] / math.fsum(weights.values())
-        others = [each for each in self._counts if each != kind]
-        weight = {word: self._log(word, kind) - max(self._log(word, each) for each in others) for word in words}
-        decisive = sorted(set(words), key=lambda word: (-abs(weight[word]), word))
-        return probability, decisive[:NUM_WORDS_SHOWN]
-
-    def _log(self, word: str, kind: str) -> float:
-        counts = self._counts[kind]
-        return math.log((counts[word] + 1) / (counts.total() + len(self._known)))
-
-
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in WORD.findall(text)]

@@ -1,8 +1,9 @@
-"""Offer a gateway's own routes: usage, limits and keys."""
+"""Define the gateway's own HTTP routes: usage, limits and keys."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -14,9 +15,10 @@ from workbench.gateway.config import LimitsConfig
 from workbench.gateway.keys import ADMIN, KeyStore
 from workbench.gateway.limits.limits import Limiter
 from workbench.gateway.limits.limits_redis import STORE_ERRORS
-from workbench.gateway.usage_page import MAX_ROWS, read_group, usage_page
 from workbench.serve.call import Caller
 from workbench.serve.errors import ApiError
+
+MAX_ROWS = 10_000  # maximum rows of one page of usage
 
 
 def gateway_routes(
@@ -27,7 +29,8 @@ def gateway_routes(
     currency: str,
     keys: KeyStore | None,
 ) -> APIRouter:
-    """Return the routes of a gateway: usage, limits and keys. Administrators see all, others their own.
+    """Return the routes of a gateway: usage, limits and keys. Administrators see all callers, other callers only
+    themselves.
 
     `identify` returns the caller of a request from its headers (ApiError).
     """
@@ -40,25 +43,35 @@ def gateway_routes(
     async def usage(
         request: Request, by: str = "day", since: str = "", limit: int = 1_000, after: str = ""
     ) -> Response:
-        """Return tokens and costs by day, key, tenant, model, dialect, ended or id, one or several with commas between.
+        """Return tokens and costs by day, key, tenant, model, dialect, ended or id, or several of these,
+        comma-separated.
 
-        Rows are sorted, `limit` of them at most; the next ones come with the answer's `last` as `after`.
+        Rows are sorted, at most `limit`; for the next page pass the answer's `last` as `after`.
         """
         caller = await caller_of(request)
         where = {} if ADMIN in caller.scopes else {"tenant": caller.tenant}
         if not 1 <= limit <= MAX_ROWS:
             raise ApiError("invalid_request_error", f"limit: {limit} is not from 1 to {MAX_ROWS:,}", "limit")
-        names, last = tuple(filter(None, by.split(","))), read_group(after)
+        names = tuple(filter(None, by.split(",")))
+
+        def page() -> bytes:
+            accounts.flush()
+            rows = accounts.sums(names, since, where, limit + 1, _group(after))
+            shown, has_more = rows[:limit], len(rows) > limit
+            last = json.dumps(shown[-1].group) if has_more else None
+            data = [each.as_dict(names) for each in shown]
+            values = {"object": "list", "currency": currency, "data": data, "has_more": has_more, "last": last}
+            return json.dumps(values).encode()
+
         try:
-            page = await asyncio.to_thread(usage_page, accounts, currency, names, since, where, limit, last)
+            return Response(await asyncio.to_thread(page), media_type="application/json")
         except ValueError as error:
             field = str(error).split()[1]  # usage by, usage since, usage after
             raise ApiError("invalid_request_error", str(error), field) from None
-        return Response(page, media_type="application/json")
 
     @router.get("/v1/limits")
     async def show_limits(request: Request) -> dict[str, Any]:
-        """Return what remains of the caller's limits."""
+        """Return the caller's remaining limits."""
         caller = await caller_of(request)
         holders = limits.holders(caller)
         try:
@@ -83,3 +96,14 @@ def gateway_routes(
         }
 
     return router
+
+
+def _group(after: str) -> list[str]:
+    """Parse the group that a client sends as `after`; ApiError if it is invalid."""
+    try:
+        group = json.loads(after or "[]")
+    except ValueError:
+        group = None
+    if not isinstance(group, list) or not all(isinstance(each, str) for each in group):
+        raise ApiError("invalid_request_error", "after: is not the `last` of an earlier answer", "after")
+    return group

@@ -1,8 +1,8 @@
-"""Decide whether two questions may have one answer: an embedding finds candidates, a second gate compares facts.
+"""Decide whether two questions may share a response: an embedding finds candidates, a second gate compares facts.
 
-No embedding of small size tells "enable" from "disable", so a candidate must also agree in numbers, names, negations,
-opposites and code, and may not exchange one word for another (measured by `experiments/semantic_cache.py`). The gate is
-made to refuse rather than to allow: a miss costs a computation, a false hit an answer.
+A small embedding does not distinguish "enable" from "disable", so a candidate must also agree in numbers, names,
+negations, opposites and code, and must not replace one word by another (measured by `experiments/semantic_cache.py`).
+In doubt the gate refuses: a miss costs a computation, but a false hit gives a wrong answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 
 def _listed(words: str) -> frozenset[str]:
@@ -32,7 +31,7 @@ PREFIXES = (
     *NEGATIVE_PREFIXES,
     *["en", "em", "re", "pre", "post", "over", "under", "up", "down", "out", "ex", "sub", "super"],
 )
-# Words that begin like a negation and are none.
+# Words that look like negations but are not.
 NO_NEGATIONS = _listed("""
     under until union unit units universe university unique united understand understanding into inside index input
     inputs install interest interesting introduce introduction inform information internet international image images
@@ -42,7 +41,7 @@ NO_NEGATIONS = _listed("""
     derive describe description design desk detail detect develop developer device devise miss mission mist island issue
     iron irish illustrate initial inch india iran iraq ireland deep deal dear debt debate december
 """)
-# Words of which each group's members exclude one another.
+# Pairs and groups of mutually exclusive words.
 OPPOSITES = _listed("""
     add/subtract/multiply/divide plus/minus increase/decrease raise/lower grow/shrink open/close start/end begin/finish
     first/last before/after above/below over/under max/min maximum/minimum most/least more/less fewer/more
@@ -58,7 +57,7 @@ OPPOSITES = _listed("""
     synchronous/asynchronous success/failure
 """)
 POLAR = frozenset(word for group in OPPOSITES for word in group.split("/"))
-# Words that begin sentences and are no names.
+# Words at the start of sentences that are not names.
 COMMON_FIRST = _listed("""
     who what when where why how which whose i is are was were do does did can could will would should may might must
     please tell give show explain describe list name write find compute calculate say help the a an in on at for from to
@@ -66,7 +65,7 @@ COMMON_FIRST = _listed("""
     start stop create delete remove install make set get use translate summarize compare define convert print sort count
     let whats hows lets
 """)
-# Words that may differ between questions with one answer.
+# Words that may differ between questions with the same answer.
 GRAMMAR = COMMON_FIRST - POLAR | _listed("""
     am be been being has have had having me us them they he she his her its your our their these those so as by about
     than then also just really actually exactly much many some any want need like know wonder could should shall ought
@@ -75,51 +74,35 @@ GRAMMAR = COMMON_FIRST - POLAR | _listed("""
 DIRECTIONS = _listed("to into from than toward towards onto")
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The facts of a question, which another must have too to share its answer; each kind sorted, with repetitions."""
-
-    numbers: tuple[str, ...]
-    names: tuple[str, ...]
-    negations: tuple[str, ...]
-    opposites: tuple[str, ...]
-    code: tuple[str, ...]
-
-    @classmethod
-    def read(cls, text: str) -> Facts:
-        """Read the facts of a text."""
-        code = CODE.findall(text)
-        plain = CODE.sub(" ", text)
-        numbers = [each.replace(",", "") for each in NUMBER.findall(plain)]
-        words = list(WORD.finditer(plain))
-        lower = [each[0].lower().replace("'", "") for each in words]
-        negations = [word for word in lower if word in NEGATIONS or _is_negated(word)]
-        opposites = [word for word in lower if word in POLAR]
-        names = [
-            word
-            for found, word in zip(words, lower, strict=True)
-            if found[0][0].isupper() and not (_begins_sentence(plain, found.start()) and word in COMMON_FIRST)
-        ]
-        return cls(*(tuple(sorted(each)) for each in (numbers, names, negations, opposites, code)))
-
-    def difference(self, other: Facts) -> str:
-        """Return the first kind of facts in which the two differ, with both; empty if they agree in all."""
-        for kind in ("numbers", "names", "negations", "opposites", "code"):
-            mine, theirs = getattr(self, kind), getattr(other, kind)
-            if mine != theirs:
-                return f"{kind}: {', '.join(mine) or 'none'} / {', '.join(theirs) or 'none'}"
-        return ""
-
-
 def facts_differ(one: str, other: str) -> str:
-    """Return why two texts may not share an answer; empty if the second gate is open."""
-    return Facts.read(one).difference(Facts.read(other)) or _prefixes_differ(one, other) or words_differ(one, other)
+    """Return the reason why two questions may not share a response; empty if they may."""
+    theirs = read_facts(other)
+    for kind, facts in read_facts(one).items():
+        if facts != theirs[kind]:
+            return f"{kind}: {', '.join(facts) or 'none'} / {', '.join(theirs[kind]) or 'none'}"
+    return _prefixes_differ(one, other) or words_differ(one, other)
+
+
+def read_facts(text: str) -> dict[str, list[str]]:
+    """Return the facts in a question by kind; those of a kind are sorted, with repetitions."""
+    plain = CODE.sub(" ", text)
+    names, negations, opposites = [], [], []
+    for each in WORD.finditer(plain):
+        word = each[0].lower().replace("'", "")
+        negations += [word] if word in NEGATIONS or _is_negated(word) else []
+        opposites += [word] if word in POLAR else []
+        begins = _begins_sentence(plain, each.start()) and word in COMMON_FIRST
+        names += [word] if each[0][0].isupper() and not begins else []
+    numbers = [each.replace(",", "") for each in NUMBER.findall(plain)]
+    facts = {"numbers": numbers, "names": names, "negations": negations, "opposites": opposites}
+    return {kind: sorted(each) for kind, each in (facts | {"code": CODE.findall(text)}).items()}
 
 
 def words_differ(one: str, other: str) -> str:
-    """Return the words that two texts exchange for one another, or whose order differs where a direction is meant.
+    """Return the words by which one text replaces words of the other; or the words that are in another order, if
+    the texts have a direction. Empty if there are none.
 
-    A paraphrase may leave words out or add some; with one word in place of another, an answer is another's.
+    A paraphrase may drop or add words, but replacing a word changes the question.
     """
     first, second = _content(one), _content(other)
     mine, theirs = ([word for word in a if word not in b] for a, b in ((first, second), (second, first)))
@@ -131,7 +114,7 @@ def words_differ(one: str, other: str) -> str:
 
 
 def _content(text: str) -> list[str]:
-    """Return the words that are not grammar, without endings."""
+    """Return the stems of content words."""
     words = (each.lower().replace("'", "") for each in WORD.findall(text))
     return [_without_ending(word) for word in words if word not in GRAMMAR]
 
@@ -142,7 +125,7 @@ def _without_ending(word: str) -> str:
 
 
 def _prefixes_differ(one: str, other: str) -> str:
-    """Return a pair like enable and disable: words of the two texts with one stem and other prefixes."""
+    """Return a pair such as enable / disable: words with the same stem and different prefixes."""
     first, second = ({each.lower() for each in WORD.findall(text)} for text in (one, other))
     stems = {_stem(word): word for word in sorted(first - second) if _stem(word) != word}
     for word in sorted(second - first):
@@ -169,11 +152,11 @@ def _begins_sentence(text: str, position: int) -> bool:
 
 
 def unit(vector: Sequence[float]) -> tuple[float, ...]:
-    """Return a vector of length 1 in the same direction; zeros stay zeros."""
+    """Normalize a vector to length 1; zeros stay zeros."""
     length = math.sqrt(math.fsum(float(x) * float(x) for x in vector))
     return tuple(float(x) / length if length else 0.0 for x in vector)
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors of length 1."""
+    """Return the cosine of two unit vectors."""
     return math.fsum(a * b for a, b in zip(one, other, strict=True))

@@ -1,2 +1,3 @@
-"""Attention weights and hidden states of a request or a whole text. It may not import the engine, experiments or
-widgets."""
+"""Inspect attention weights and hidden states of a request or a whole text. Does not import the engine, experiments or
+widgets.
+"""

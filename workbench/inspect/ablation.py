@@ -1,6 +1,6 @@
 """Switch heads and layers of a model off, and continue a text without them.
 
-The model is called module by module beside its runner: nothing is changed in it, compiled or not.
+The model is called module by module, apart from its runner: the model is not changed, compiled or not.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from workbench.sampling.samplers import uniform
 
 @dataclass(frozen=True)
 class Ablation:
-    """Heads and layers that are off: `heads` as (layer, head), whose result is zero, and `layers`, which add nothing to
-    the residual stream. A layer that is off still writes its keys and values, which other layers may read."""
+    """Heads and layers to switch off. Each head in `heads`, a pair (layer, head), gives zeros; each layer in `layers`
+    adds nothing to the residual stream, but still writes its keys and values, which other layers may read.
+    """
 
     heads: frozenset[tuple[int, int]] = frozenset()
     layers: frozenset[int] = frozenset()
@@ -49,7 +50,9 @@ class Ablation:
                 raise WorkbenchError(f"layer {layer} has no head {head} to switch off; it has 0 to {heads - 1}")
 
     def run_blocks(self, model: Transformer) -> RunBlock:
-        """Return how blocks of `model` are called without what is off. Raises WorkbenchError as `check` does."""
+        """Return a function that calls blocks of `model` without these heads and layers. Raises WorkbenchError like
+        `check`.
+        """
         self.check(model)
         numbers = {block: number for number, block in enumerate(model.blocks)}
 
@@ -71,14 +74,14 @@ class Ablation:
 
 
 class CacheWithoutHeads(LayerView):
-    """A layer's cache from which some query heads read zeros."""
+    """A view of a layer's cache in which attention of some query heads is zero."""
 
     def __init__(self, source: CacheLayer, heads: Iterable[int]):
         super().__init__(source)
         self.heads, self.attended = list(heads), False
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
-        """Return attention [token, head, head_dim], zero for the heads that are off."""
+        """Return attention [token, head, head_dim], zero for the switched-off heads."""
         self.attended = True
         mixed = super().attend(q, batch, parameters, backend)
         mixed[:, self.heads] = 0
@@ -90,15 +93,16 @@ def continue_text(
     model: Transformer, prompt_ids: Iterable[int], sampling: SamplingParameters, ablation: Ablation,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return the tokens with which `model` continues a prompt while `ablation` is off.
+    """Return the tokens with which `model` continues a prompt without the heads and layers of `ablation`.
 
-    `is_cancelled` is asked after each token, and ends the text there.
+    `is_cancelled` is called after each token; the text ends when it returns True.
 
-    With nothing off they are those of a request with the same parameters and seed, up to rounding: keys are as they
-    were computed, whatever the runner's cache keeps of them. A token that ends the text is the last.
+    With an empty ablation they equal the tokens of a request with the same parameters and seed, up to rounding and the
+        effects of the runner's cache (quantization, eviction): keys are used as computed. An end token is included.
 
     Raises:
-        WorkbenchError: for what is not in the model, and for parameters that need more than one row of logits.
+        WorkbenchError: for heads or layers that are not in the model, and for parameters that need more than one row of
+            logits.
     """
     refuse_parameters(sampling)
     prompt = tuple(model.validate_token_ids(prompt_ids).tolist())

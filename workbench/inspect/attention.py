@@ -1,7 +1,7 @@
 """Inspect a request in progress: attention weights and hidden states, recomputed on demand, and heat maps of them.
 
-Nothing is kept while the model runs. Keys and values of all layers and positions are in the cache, so the requested
-rows are computed again on their own, each as the query it was; pages are read and never written.
+Nothing is recorded while the model runs. The cache has keys and values of all layers and positions, so the requested
+rows are recomputed, each as one query; pages are read and never written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from workbench.pixels import colorize, data_uri, max_pool, upscale
 from workbench.request import Sequence
 
 MAX_MAPS, MAX_COLUMNS, MAX_ROWS = 32, 256, 128
-WIDE, HIGH = 192, 96  # pixels that a small map is enlarged to, about
-LARGEST, LEAST_HIGH = 24, 10  # pixels of a weight at most, of a map at least
+WIDE, HIGH = 192, 96  # approximate width and height in pixels of an enlarged small map
+LARGEST, LEAST_HIGH = 24, 10  # maximum pixels per weight, minimum height of a map in pixels
 
 
 def inspection_table(found: Inspection) -> Table:
-    """List the position with the largest weight, by layer and head."""
+    """Return a table of the position with the largest attention weight, by layer and head."""
     rows = []
     for layer, weights in found.weights.items():
         for index, mass in enumerate(weights.numpy()):
@@ -50,7 +50,7 @@ def inspection_table(found: Inspection) -> Table:
 
 
 def inspection_html(found: Inspection) -> str:
-    """Draw the first maps of all layers, and say where the others are."""
+    """Return HTML with the first attention maps of all layers, and a note on the maps left out."""
     maps = [(layer, index) for layer, weights in found.weights.items() for index in range(len(weights))]
     words = inspection_table(found)
     notes = [words.note] if words.note else []
@@ -95,14 +95,14 @@ def _rows(found: Inspection) -> str:
 class Inspection(Displayable):
     """The inspected weights and states of one request; a notebook shows the weights as pictures.
 
-    `weights[layer]` is [head, row, context] in float32: zero where a row may not look, and less than one in all where
-    sink logits take their share. `hidden_states[layer]` is [row, hidden], the input of block `layer`; under the number
-    of layers, the output of the last.
+    `weights[layer]` is [head, row, context] in float32: zero for masked positions; a row's sum is below one if there
+    are sink logits. `hidden_states[layer]` is [row, hidden], the input of block `layer`; the key `num_layers` has the
+    output of the last block.
     """
 
     request_id: str
     positions: tuple[int, ...]  # positions in the text
-    token_ids: tuple[int, ...]  # of all positions up to the last row
+    token_ids: tuple[int, ...]  # token ids of all positions up to the last row
     weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
     hidden_states: dict[int, Tensor] = field(default_factory=dict, repr=False)
     heads: tuple[int, ...] | None = None  # None: all
@@ -130,13 +130,14 @@ def inspect(
         model: the model.
         store: its KV cache.
         sequence: the sequence; its pages are read.
-        positions: positions; negative ones count from the last computed.
-        layers: layers whose weights are wanted; all unless given.
-        heads: heads whose weights are wanted; all unless given.
-        hidden_states: blocks before which hidden states are wanted; none unless given.
+        positions: positions in the text; negative ones count from the last computed token.
+        layers: layers for which weights are returned; default all.
+        heads: heads for which weights are returned; default all.
+        hidden_states: blocks for which the input hidden states are returned; default none.
 
     Raises:
-        WorkbenchError: for positions not computed yet, unknown layers or heads, and rows whose context left a window.
+        WorkbenchError: for positions not computed yet, unknown layers or heads, and rows with freed pages of a sliding
+            window.
     """
     count = len(model.blocks)
     refuse_recurrent_layers(model)
@@ -193,8 +194,9 @@ class _RecordingLayer(LayerView):
         return super().attend(q, batch, parameters, backend)
 
     def weights(self) -> Tensor:
-        """Return [head, row, context]: attention of the specification. A key stored both quantized and in full
-        precision is read as one of them."""
+        """Return attention weights [head, row, context], computed by the reference. A key stored both quantized and in
+        full precision is read once.
+        """
         if self.call is None:
             raise WorkbenchError(
                 "a custom attention module does not read its cache by `attend`: it has no weights to show"
@@ -214,7 +216,7 @@ class _RecordingLayer(LayerView):
 
 
 def _batch(store: KVStore, sequence: Sequence, rows: abc.Sequence[int], device: torch.device) -> TokenBatch:
-    """Make each row a span of its own over what was known when it was computed."""
+    """Build a batch in which each row is a separate span over the context that it had when it was computed."""
     positions = torch.tensor(rows, device=device)
     nowhere = torch.full_like(positions, NULL_PAGE)
     widest = max(2, *(len(pages) for pages in sequence.pages))
@@ -233,20 +235,20 @@ def _batch(store: KVStore, sequence: Sequence, rows: abc.Sequence[int], device: 
 
 
 def refuse_recurrent_layers(model: Transformer) -> None:
-    """Raise WorkbenchError where a layer has a recurrent state: what it was after earlier tokens is not kept."""
+    """Raise WorkbenchError if a layer has a recurrent state: its values after earlier tokens are not stored."""
     for index, kind in enumerate(model.spec.layers):
         if kind.recurrent is not None:
             raise WorkbenchError(f"layer {index} has a recurrent state: attention cannot be inspected in such a model")
 
 
 def _check_held(store: KVStore, sequence: Sequence, row: int) -> None:
-    """Refuse a row whose query reads a freed page (WorkbenchError)."""
+    """Raise WorkbenchError if a row reads a freed page."""
     for table, pages in zip(store.groups, sequence.pages, strict=True):
         first, others = table.pages_needed(row, row + 1, store.page_size)
         if any(place >= len(pages) or pages[place] == NULL_PAGE for place in (*first, *others)):
             raise WorkbenchError(
-                f"request {sequence.request_id}: row {row} cannot be inspected any more; what it saw has left the "
-                f"window of {table.sliding_window} tokens"
+                f"request {sequence.request_id}: row {row} cannot be inspected any more; tokens that it saw have "
+                f"left the window of {table.sliding_window} tokens"
             )
 
 

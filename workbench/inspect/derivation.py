@@ -1,4 +1,4 @@
-"""One number as a sum of products."""
+"""Represent one number of a forward pass as a sum of products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DerivationTerm:
-    """One product: its factors in the order of `Derivation.factors`."""
+    """One product of a `Derivation`, as its factors, in the order of `Derivation.factors`."""
 
     name: str
     factors: tuple[float, ...]
@@ -20,8 +20,9 @@ class DerivationTerm:
 
 @dataclass(frozen=True)
 class Derivation:
-    """`value` as the sum of the products of `terms`, in float64 from the recorded tensors. Where no terms are there,
-    `note` says why. `factors` names what is multiplied."""
+    """A number, `value`, as the sum of the products `terms`, computed in float64 from the recorded tensors. `factors`
+    has the names of a product's factors. Without terms, `note` gives the reason.
+    """
 
     formula: str
     value: float
@@ -34,5 +35,5 @@ class Derivation:
         return math.fsum(term.product for term in self.terms)
 
     def largest(self, count: int) -> tuple[DerivationTerm, ...]:
-        """Return the terms that weigh most, the largest first."""
+        """Return the `count` terms of largest magnitude, largest first."""
         return tuple(sorted(self.terms, key=lambda term: -abs(term.product))[:count])

@@ -1,4 +1,4 @@
-"""Derive one number of a forward pass from the stages before it, as a sum of products."""
+"""Derive one number of a forward pass from earlier stages, as a sum of products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from workbench.model.mla import MLA
 
 @torch.inference_mode()
 def derive(found: ForwardPass, stage: Stage, row: int, column: int, head: int = 0) -> Derivation:
-    """Derive the number in `row` and `column` of a stage; of scores and weights, of head `head`."""
+    """Return the derivation of one number of a forward pass, in `row` and `column` of a stage, as a sum of products.
+    `head` selects the head in stages of scores and weights.
+    """
     value = float(stage.values[head, row, column] if stage.name in BY_HEAD else stage.values[row, column])
     at = NumberPlace(found, stage.layer, row, column, head, value)
     is_mla = stage.layer is not None and isinstance(at.block.attention, MLA)
@@ -101,7 +103,7 @@ def _normed(at: NumberPlace, norm: nn.Module, x: Tensor) -> Derivation:
 
 
 def _added(at: NumberPlace, name: str) -> Tensor:
-    """Return what is added to the stream: normed or scaled, where the block does that."""
+    """Return the block's addition to the residual stream, after its norm or scale if it has one."""
     return at.stage(f"{name}_post_norm" if at.has(f"{name}_post_norm") else name)
 
 

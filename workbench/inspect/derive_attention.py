@@ -1,4 +1,4 @@
-"""Derive a number of attention: of heads that are normed, clipped, rotated, gated, or read from another layer."""
+"""Derive numbers of attention, with heads that are normed, clipped, rotated, gated, or shared with another layer."""
 
 from __future__ import annotations
 
@@ -110,15 +110,16 @@ def of_attention(at: NumberPlace) -> Derivation:
 
 
 def rotated(at: NumberPlace, before: list[Products], dim: int, partner: int, pair: int, sign: float) -> Products:
-    """Return the products of a rotated column: those of column `dim` of a head times the cosine of the pair's angle,
-    those of its partner times the sine with this sign."""
+    """Return the products that sum to a column of a head after rotary embedding: those of column `dim` times the cosine
+    of the pair's angle, and those of column `partner` times `sign` times the sine.
+    """
     cos, sin = angles(at)
     turned = [(name, (*factors, float(cos[pair]))) for name, factors in before[dim]]
     return turned + [(name, (*factors, sign * float(sin[pair]))) for name, factors in before[partner]]
 
 
 def angles(at: NumberPlace) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the row's position: [head_dim / 2]."""
+    """Return the cosines and sines of the rotary angles at the row's position: [head_dim / 2] each."""
     model = at.found.model
     table = model.rotary[model.rotary_of_block[at.in_layer] or 0]
     place = torch.tensor([at.row], device=model.device)
@@ -127,7 +128,7 @@ def angles(at: NumberPlace) -> tuple[Tensor, Tensor]:
 
 
 def _head(at: NumberPlace, first_head: int, norm: nn.Module | None) -> Derivation:
-    """Derive a column of a query or key; `first_head` is its kind's first of the projection."""
+    """Derive a column of a query or key; `first_head` is the index of the first query or key head in the projection."""
     spec = attention_of(at).spec
     size, half = spec.head_dim, spec.head_dim // 2
     head, dim = divmod(at.column, size)
@@ -158,7 +159,7 @@ def _explained(at: NumberPlace, formula: str, factors: tuple[str, ...], products
 
 
 def _normed_column(norm: nn.Module, heads: Tensor, head: int, dim: int) -> Products:
-    """Return the products of a column of a head [head, head_dim] that is normed by itself or with all others."""
+    """Return the products of a column of a head [head, head_dim] that is normed alone or together with all heads."""
     if isinstance(norm, HeadRMSNorm) and norm.columns == HEAD_COLUMNS["projection"]:
         products = norm_products(norm, heads.flatten(), head * heads.shape[1] + dim)
     else:
@@ -174,7 +175,7 @@ def _rotated_heads(at: NumberPlace, heads: Tensor) -> Tensor:
 
 
 def _clipped(products: Products, limit: float) -> Products:
-    """Return products as they are, or the limit alone where their sum is beyond it."""
+    """Return products unchanged, or only the limit if their sum exceeds it."""
     total = math.fsum(math.prod(factors) for _, factors in products)
     if not limit or abs(total) <= limit:
         return products
@@ -182,12 +183,14 @@ def _clipped(products: Products, limit: float) -> Products:
 
 
 def _first_key_head(at: NumberPlace) -> int:
-    """Return the keys' first head in the projection: after the queries, and their gates."""
+    """Return the index of the first key head in the projection, after the queries and their gates."""
     return attention_of(at).spec.num_heads * (1 + attention_of(at).spec.output_gate)
 
 
 def _of_kv_head(at: NumberPlace, name: str, head: int | None = None) -> Tensor:
-    """Return keys or values [token, head_dim] that a query head reads: of this layer, or of that which it reads."""
+    """Return the keys or values [token, head_dim] that a query head reads, of this layer or of the layer that it
+    shares.
+    """
     model = at.found.model
     attention, layer = model.spec.layers[at.in_layer].attention, at.in_layer
     source = layer if attention.kv_shared_with is None else attention.kv_shared_with
@@ -196,7 +199,7 @@ def _of_kv_head(at: NumberPlace, name: str, head: int | None = None) -> Tensor:
 
 
 def _of_softmax(at: NumberPlace, scores: Tensor, place: int, others: list[float]) -> Derivation:
-    """Derive a weight: the softmax of scores, with `others` in its sum; or exp(score) alone."""
+    """Derive an attention weight: the softmax of scores, with `others` added to its denominator, or only exp(score)."""
     exact = torch.cat([scores, scores.new_tensor(others)])
     best = float(exact.max())
     above, total = math.exp(float(scores[place]) - best), float((exact - best).exp().sum())

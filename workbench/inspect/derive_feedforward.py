@@ -1,4 +1,4 @@
-"""Derive a number of a feed-forward: of one, or of a mixture of experts."""
+"""Derive numbers of a feed-forward layer, dense or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def of_feedforward(at: NumberPlace) -> Derivation:
 
 
 def _of_experts(at: NumberPlace, part: MixtureOfExperts) -> Derivation:
-    """Sum over the neurons of the chosen experts and of the shared one."""
+    """Derive an output as a sum over the neurons of the chosen experts and the shared expert."""
     terms: list[DerivationTerm] = []
     chosen, column = _chosen(at), at.column
     rows = at.row_of("expert_activation").unflatten(-1, (len(chosen), -1))
@@ -120,7 +120,7 @@ def _activated(
 ) -> Derivation:
     """Derive a gated activation from the row [2 intermediate] that it reads."""
     gate, up = gate_up.double().chunk(2)
-    is_clamped = activation.kind == "clamped"  # it adds 1 to the up projection
+    is_clamped = activation.kind == "clamped"  # this kind adds 1 to the up projection
     plain = torch.zeros_like(gate) if is_clamped else torch.ones_like(gate)
     active = float(apply_gate(torch.cat([gate, plain])[None], activation, Backend.EAGER)[0, column])
     factor = float(up[column].clamp(-activation.limit, activation.limit) + 1 if is_clamped else up[column])
@@ -131,7 +131,7 @@ def _activated(
 
 
 def _router_factors(router: Router, logits: Tensor, chosen: list[int], number: int) -> dict[str, float]:
-    """Return what is multiplied to the weight of the chosen expert in place `number`, by name."""
+    """Return the factors, by name, of the weight of the chosen expert at index `number`."""
     spec, expert = router.spec, chosen[number]
     if spec.score == "sparsemixer":
         left = logits.clone()
@@ -165,12 +165,12 @@ def _mixture(at: NumberPlace) -> MixtureOfExperts:
 
 
 def _chosen(at: NumberPlace) -> list[int]:
-    """Return the experts of this token, in the order of choice."""
+    """Return the experts of this token, in the router's order."""
     return at.found.chosen_experts[at.in_layer][at.row].tolist()
 
 
 def _expert_of(at: NumberPlace, stage: Tensor) -> tuple[int, int, int]:
-    """Return which choice a column of the chosen experts belongs to, its expert, and the column within it."""
+    """Return the index of the choice to which this column belongs, the expert, and the column within the expert."""
     chosen = _chosen(at)
     number, column = divmod(at.column, stage.shape[-1] // len(chosen))
     return number, chosen[number], column

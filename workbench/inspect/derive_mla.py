@@ -1,4 +1,4 @@
-"""Derive a number of multi-head latent attention (see `workbench/model/mla.py`)."""
+"""Derive numbers of multi-head latent attention (see `workbench/model/mla.py`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def _mla(at: NumberPlace) -> MLA:
 
 
 def _latent_parts(at: NumberPlace) -> tuple[Tensor, ...]:
-    """Return the row of latents as queries or their latent, the latent of keys and values, and the shared key."""
+    """Split the row of latents into the queries (or their latent), the latent of keys and values, and the shared key.
+    """
     spec = _mla(at).spec
     return at.row_of("latents").split(
         [spec.down_proj_columns - spec.head_dim, spec.kv_lora_rank, spec.qk_rope_head_dim]
@@ -76,7 +77,7 @@ def _rotated(at: NumberPlace, part: Tensor, dim: int, whose: str) -> Derivation:
     size = len(part)
     half, order = size // 2, torch.arange(size)
     if _mla(at).spec.rope_interleave:
-        order = torch.cat([order[::2], order[1::2]])  # pairs of neighbours become halves
+        order = torch.cat([order[::2], order[1::2]])  # adjacent pairs become (i, i + half)
     before = [[(f"dim {int(place)}", (float(part[place]),))] for place in order]
     made = rotated(at, before, dim, (dim + half) % size, dim % half, -1.0 if dim < half else 1.0)
     return at.explain(f"{whose}a pair of columns, rotated by the angle of position {at.row}",

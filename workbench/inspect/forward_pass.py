@@ -1,7 +1,7 @@
 """Record a forward pass: every tensor between a prompt's token ids and its logits, in the order of computation.
 
-The blocks are those of the running model, called part by part beside its runner, compiled or not: the same weights and
-operators, keys and values in full precision.
+The blocks of the running model, compiled or not, are called part by part, apart from its runner: the same weights and
+operators, with keys and values in full precision.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from workbench.model.mixer import Angles, AttentionMixer
 from workbench.model.mla import MLA
 from workbench.model.spec import LayerSpec
 from workbench.model.transformer import Transformer
+from workbench.units import format_bytes
 
 Record = Callable[[str, Tensor], None]
-MAX_BYTES = 2**31  # of one recorded pass
-LENS_TOKENS = 5  # kept of each layer and position
-# What a stage of a block is, in the words of a reader.
+MAX_BYTES = 2**31  # maximum bytes of one recorded pass
+LENS_TOKENS = 5  # number of tokens kept for each layer and position
+# Descriptions of the stages of a block.
 STAGES = {
     "embedding": "embedding: one row of the table for each token",
     "attention_norm": "norm: every row scaled to a like size",
@@ -66,14 +67,15 @@ STAGES = {
     "norm": "final norm",
     "logits": "logits: the normed row times the head, one number for each token of the vocabulary",
 }
-CHOSEN = "chosen"  # experts of a mixture: no stage, but numbers of others' columns
+CHOSEN = "chosen"  # chosen experts: not a stage, but indices of other stages' columns
 BY_HEAD = ("scores", "weights")  # [head, token, context]; all others are [token, column]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One tensor of a pass: `values` [token, column], or [head, token, context] of scores and weights. `layer` is None
-    before the first block and after the last."""
+    """One tensor of a forward pass: `values` [token, column], or [head, token, context] for scores and weights. `layer`
+    is None before the first block and after the last block.
+    """
 
     name: str
     layer: int | None
@@ -89,8 +91,10 @@ class Stage:
 
 
 class LensRow(NamedTuple):
-    """The likeliest tokens of the logit lens at one position, each [layer + 1, LENS_TOKENS], best first: ids, their
-    probabilities there, and those after the last layer."""
+    """The likeliest tokens of the logit lens at one position, best first, after each layer: their ids, their
+    probabilities at that layer (`here`), and their probabilities after the last layer (`at_end`). Each is [layer + 1,
+    LENS_TOKENS].
+    """
 
     ids: Tensor
     here: Tensor
@@ -99,8 +103,9 @@ class LensRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """All stages of `token_ids` through `model`, in the order of computation; of each layer that is a mixture the
-    experts that its router chose, best first: [token, chosen]."""
+    """All stages of `token_ids` through `model`, in the order of computation. `chosen_experts` has the router's choice
+    for each mixture-of-experts layer, best first: [token, chosen].
+    """
 
     model: Transformer = field(repr=False)
     token_ids: tuple[int, ...]
@@ -109,11 +114,11 @@ class ForwardPass:
     _lenses: dict[int, LensRow] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, name: str, layer: int | None = None) -> Stage | None:
-        """Find a stage; None where this model has no such."""
+        """Return the stage with this name and layer, or None if this model does not have it."""
         return next((each for each in self.stages if each.name == name and each.layer == layer), None)
 
     def values(self, name: str, layer: int | None = None) -> Tensor:
-        """Return a stage's tensor. Raises WorkbenchError where this model has no such stage."""
+        """Return a stage's tensor. Raises WorkbenchError if this model does not have the stage."""
         found = self.find(name, layer)
         if found is None:
             raise WorkbenchError(f"layer {layer}: there is no stage {name!r}")
@@ -125,15 +130,16 @@ class ForwardPass:
 
     @torch.inference_mode()
     def logit_lens(self, position: int) -> Tensor:
-        """Return what the head makes of the residual stream at `position` before each block and after the last, as
-        probabilities: [layer + 1, vocab] in float64 (the logit lens, nostalgebraist, 2020)."""
+        """Apply the output head to the residual stream at `position` before each block and after the last; return
+        probabilities [layer + 1, vocab] in float64 (the logit lens, nostalgebraist, 2020).
+        """
         return self.model.compute_logits(self._streams(position)).double().softmax(-1)
 
     @torch.inference_mode()
     def lens_rows(self, positions: Iterable[int]) -> list[LensRow]:
-        """Return the likeliest tokens of the logit lens at some positions, kept for the next call.
+        """Return the likeliest tokens of the logit lens at `positions`. Results are cached.
 
-        The head is called once for all positions that are new: one that is quantized is widened whole by each call.
+        The output head is called once for all new positions: each call dequantizes the whole head if it is quantized.
         """
         wanted = tuple(positions)
         if new := [position for position in dict.fromkeys(wanted) if position not in self._lenses]:
@@ -189,7 +195,7 @@ def record_forward_pass(model: Transformer, token_ids: Iterable[int]) -> Forward
 def record_block(
     block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer, record: Record
 ) -> Tensor:
-    """Compute a block part by part and record each part; return what the block itself does: [token, hidden]."""
+    """Compute a block part by part and record each part; return the block's output: [token, hidden]."""
     attention = block.attention
     assert isinstance(attention, AttentionMixer)  # see `refuse_recurrent_layers`
     normed = block.attention_norm(x)
@@ -197,13 +203,13 @@ def record_block(
         record("attention_norm", normed)
     if isinstance(attention, MLA):
         _record_latents(attention, normed, record)
-    elif type(attention) is Attention:  # a custom module does as it likes
+    elif type(attention) is Attention:  # the stages of a custom module are unknown
         record("projected", attention.qkv(normed))
     q, k, v = attention.qkv_proj(normed, cos, sin)
     gated = type(attention) is Attention and attention.spec.output_gate
     query, gate = q.chunk(2, dim=-1) if gated else (q, q[:, :0])
     for name, heads in (("queries", query), ("keys", k), ("values", v), ("gates", gate)):
-        if heads.shape[1]:  # a layer that reads another's keys has none of its own
+        if heads.shape[1]:  # a layer that reads another layer's keys has none itself
             record(name, rearrange(heads, "token head dim -> token (head dim)"))
     mixed = attention.write_and_read((q, k, v), batch, cache)
     record("heads", rearrange(mixed, "token head dim -> token (head dim)"))
@@ -231,7 +237,7 @@ def record_block(
 
 
 def _record_latents(attention: MLA, normed: Tensor, record: Record) -> None:
-    """Record what queries and keys of latent attention are made of."""
+    """Record the latents and parts of the queries and keys of latent attention."""
     latents, spec = attention.down(normed), attention.spec
     record("latents", latents)
     if spec.q_lora_rank is not None:
@@ -262,7 +268,7 @@ def _record_feedforward(part: nn.Module, x: Tensor, record: Record) -> Tensor:
 
 
 def _record_experts(part: MixtureOfExperts, x: Tensor, record: Record) -> None:
-    """Record a mixture up to its neurons: [token, those of one chosen expert after the other]."""
+    """Record a mixture of experts up to its neurons: [token, neuron], expert by expert in the order of choice."""
     weights, chosen = part.router.choose(x)
     record("router_logits", part.router(x))
     record("router", weights.new_zeros(len(x), part.router.num_experts).scatter(-1, chosen, weights))
@@ -291,8 +297,9 @@ def _post(norm: nn.Module, x: Tensor, name: str, record: Record) -> Tensor:
 
 
 def _insert_weights(stages: list[Stage], text: TextAttention, layer: int) -> None:
-    """Insert a layer's scores and weights before what its heads read; a module that does not say how it reads its cache
-    has none."""
+    """Insert a layer's scores and weights before its stage `heads`; a custom module that does not read its cache by
+    `attend` has none.
+    """
     kept = text.layers[layer]
     if kept.parameters is None:
         return
@@ -306,7 +313,8 @@ def _insert_weights(stages: list[Stage], text: TextAttention, layer: int) -> Non
 
 def dot_products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """Return scaled products of queries [token, head, head_dim] and keys [token, kv_head, head_dim]: [head, token,
-    context] in float32 at least."""
+    context] in float32 or wider.
+    """
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> token group share dim", group=k.shape[1])
     found = einsum(grouped, k.to(exact), "token group share dim, context group dim -> group share token context")
@@ -316,19 +324,19 @@ def dot_products(q: Tensor, k: Tensor, scale: float) -> Tensor:
 def _refuse(model: Transformer, tokens: int) -> None:
     spec = model.spec
     if spec.altup is not None:
-        raise WorkbenchError(f"{spec.name}: it has several residual streams, whose path is not followed")
+        raise WorkbenchError(f"{spec.name}: it has several residual streams, which are not followed")
     if tokens > TOKENS_PER_CHUNK:
         raise WorkbenchError(f"a prompt of {tokens} tokens: at most {TOKENS_PER_CHUNK} are followed")
     heads = max((kind.attention.num_heads for kind in spec.layers if kind.recurrent is None), default=0)
     widest = max(map(_neurons, spec.layers))
     row = len(spec.layers) * (16 * spec.hidden_size + 3 * widest + 2 * heads * tokens) + spec.vocab_size
     if 4 * row * tokens > MAX_BYTES:
-        size = 4 * row * tokens / 2**30
-        raise WorkbenchError(f"a prompt of {tokens} tokens would take {size:.1f} GiB; follow a shorter one")
+        size = format_bytes(4 * row * tokens)
+        raise WorkbenchError(f"a prompt of {tokens} tokens would take {size}; follow a shorter one")
 
 
 def _neurons(kind: LayerSpec) -> int:
-    """Return how many neurons of a layer a token uses."""
+    """Return the number of neurons of a layer that one token uses."""
     if kind.experts is None:
         return kind.intermediate_size
     return kind.intermediate_size * kind.experts.num_experts_per_tok + (kind.experts.shared_intermediate_size or 0)

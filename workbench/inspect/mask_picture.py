@@ -1,4 +1,4 @@
-"""Pictures of attention masks."""
+"""Draw pictures of attention masks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 SEEN, SELF, PAPER, LINE = "#3b6ea5", "#1d3c5e", "#ffffff", "#d5dbe3"
-MIN_GRID_CELL = 8  # cells of at least so many pixels are separated by lines
+MIN_GRID_CELL = 8  # minimum cell size in pixels for grid lines
 
 
 class MaskPicture(str):
-    """SVG as text; a notebook shows it drawn."""
+    """A picture as SVG text, which a notebook displays."""
 
     def _repr_svg_(self) -> str:
         return str(self)
 
 
 def draw_mask(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: int | None = None) -> MaskPicture:
-    """Draw a mask as SVG. Rows are queries, columns keys, of a text of `tokens`: filled where the query sees the key,
-    dark where it is itself. `cell` is a square's side in pixels; unless given, the picture is about 256 wide.
+    """Draw a mask over a text of `tokens` tokens as SVG. Rows are queries, columns are keys; a cell is filled if the
+    query sees the key, and dark on the diagonal. `cell` is a cell's side in pixels; by default the picture is about 256
+    pixels wide.
 
     Example: `workbench.draw_mask(workbench.SlidingWindow(8), 24)`
     """
@@ -44,7 +45,7 @@ def draw_mask(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: 
 
 
 def _runs(cells: list[bool]) -> list[tuple[int, int]]:
-    """Return [start, end) of each run of filled cells."""
+    """Return [start, end) of each run of consecutive filled cells."""
     found, start = [], None
     for place, filled in enumerate([*cells, False]):
         if filled and start is None:

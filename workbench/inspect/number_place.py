@@ -1,4 +1,4 @@
-"""The place of one number in a recorded pass, and the sums of products that many kinds of stages share."""
+"""The position of one number in a recorded pass, and sums of products that several kinds of stages share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ Part = TypeVar("Part", bound=nn.Module)
 
 @dataclass(frozen=True)
 class NumberPlace:
-    """The number `value` in `row` and `column` of a stage of `layer`; of scores and weights, of head `head`."""
+    """The place of a number, `value`, in a forward pass: `row` and `column` of a stage of `layer`, and `head` in stages
+    of scores and weights.
+    """
 
     found: ForwardPass = field(repr=False)
     layer: int | None
@@ -33,23 +35,23 @@ class NumberPlace:
         return list(self.found.model.blocks)[self.in_layer]
 
     def part(self, name: str, kind: type[Part]) -> Part:
-        """Return a part of this layer's block, which is of this kind: the stage is one of its stages."""
+        """Return the part `name` of this layer's block, which must be of type `kind`."""
         found = getattr(self.block, name)
         assert isinstance(found, kind)
         return found
 
     @property
     def in_layer(self) -> int:
-        """The number of the layer, for a stage of a layer."""
+        """Return the number of the layer; only for a stage of a layer."""
         assert self.layer is not None
         return self.layer
 
     def has(self, name: str) -> bool:
-        """Return whether this layer has such a stage."""
+        """Return whether this layer has a stage called `name`."""
         return self.found.find(name, self.layer) is not None
 
     def stage(self, name: str) -> Tensor:
-        """Return a stage of this layer. Raises WorkbenchError where it has no such."""
+        """Return a stage of this layer. Raises WorkbenchError if the layer does not have it."""
         return self.found.values(name, self.layer)
 
     def row_of(self, name: str) -> Tensor:
@@ -61,11 +63,11 @@ class NumberPlace:
         return self.found.residual(self.in_layer)
 
     def attention_input(self) -> Tensor:
-        """Return the row that attention reads: [hidden]."""
+        """Return this token's row of attention's input: [hidden]."""
         return (self.stage("attention_norm") if self.has("attention_norm") else self.residual())[self.row]
 
     def feedforward_input(self) -> Tensor:
-        """Return the row that the feed-forward reads: [hidden]."""
+        """Return this token's row of the feed-forward's input: [hidden]."""
         if self.has("feedforward_norm"):
             return self.row_of("feedforward_norm")
         return self.attention_input() if self.block.parallel != "no" else self.row_of("after_attention")
@@ -76,11 +78,13 @@ class NumberPlace:
         return Derivation(formula, self.value, tuple(factors), tuple(terms), note)
 
     def copied(self, formula: str, name: str, value: float) -> Derivation:
-        """Return the derivation of a number that is another one's copy."""
+        """Return the derivation of this number as a copy of another number, `value`, which is called `name`."""
         return self.explain(formula, ("value",), (DerivationTerm(name, (value,)),))
 
     def product(self, matrix: Linear, x: Tensor, name: str) -> Derivation:
-        """Return the derivation of a matrix's product with the row `x`, whose columns are `name`."""
+        """Return the derivation of this number as a product of a matrix and the row `x`; `name` is the name of a column
+        of `x`.
+        """
         terms = product_terms("column", x, matrix_row(matrix, self.column))
         if matrix.bias is not None:
             terms += (DerivationTerm("bias", (float(matrix.bias[self.column]), 1.0)),)
@@ -89,7 +93,7 @@ class NumberPlace:
                             (name, "weight"), terms, note)  # fmt: skip
 
     def normed(self, norm: nn.Module, row: Tensor, column: int) -> Derivation:
-        """Return the derivation of `column` of a normed row."""
+        """Return the derivation of this number as `column` of the normed `row`."""
         name = "bias" if getattr(norm, "bias", None) is not None else ""
         products = norm_products(norm, row, column)
         terms = [DerivationTerm(f"column {column}" if not at else name, each) for at, each in enumerate(products)]
@@ -101,12 +105,14 @@ class NumberPlace:
 
 
 def matrix_row(matrix: Linear, column: int) -> Tensor:
-    """Return one row of a matrix as numbers, quantized or not."""
+    """Return the row of a matrix that computes column `column` of its product, dequantized if it is quantized."""
     return matrix.lookup_rows(slice(column, column + 1), torch.float64)[0]
 
 
 def product_terms(name: str, *factors: Tensor) -> tuple[DerivationTerm, ...]:
-    """Return a term for each column of rows of one length."""
+    """Return one term per column: the product of the values that the rows in `factors`, of equal length, have in this
+    column.
+    """
     columns: Sequence[Sequence[float]] = [each.double().tolist() for each in factors]
     return tuple(DerivationTerm(f"{name} {n}", values) for n, values in enumerate(zip(*columns, strict=True)))
 
@@ -117,18 +123,18 @@ def is_centred(norm: nn.Module) -> bool:
 
 
 def norm_factors(norm: nn.Module) -> tuple[str, str, str]:
-    """Return the names of the factors of `norm_products`."""
+    """Return the names of the three factors of each product that `norm_products` returns."""
     return ("value − mean", "1 / deviation", "weight") if is_centred(norm) else ("value", "1 / rms", "weight")
 
 
 def norm_products(norm: nn.Module, row: Tensor, column: int, head: int = 0) -> list[tuple[float, float, float]]:
-    """Return the products whose sum is `column` of a normed row: one, and another where the norm has a bias.
+    """Return the products that sum to `column` of a normed row: one product, and a second one if the norm has a bias.
 
     Args:
-        norm: an RMSNorm, a LayerNorm, or a HeadNorm, whose row is one head.
-        row: what is normed: [column].
+        norm: an RMSNorm, a LayerNorm, or a HeadNorm (the row is one head).
+        row: the input of the norm: [column].
         column: the column.
-        head: of a HeadNorm with weights of each head.
+        head: the head, for a HeadNorm with weights per head.
     """
     exact = row.double()
     exact = exact - exact.mean() if is_centred(norm) else exact

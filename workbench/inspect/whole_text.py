@@ -1,8 +1,9 @@
-"""Compute a text beside its runner with every query and key kept: attention weights of any row, at any time.
+"""Compute a text apart from the runner and keep all queries and keys, so that attention weights of any row can be
+computed at any time.
 
-`inspect` looks into a request in progress while its pages exist. This is for the rest: finished texts, windows whose
-pages were freed, rows by the thousand. Keys are as they were computed; the effects of quantization and eviction are
-seen with `inspect`.
+`inspect` reads a request in progress while its pages exist. This module serves the other cases: finished texts, sliding
+windows with freed pages, thousands of rows. Keys are used as computed; only `inspect` shows the effects of quantization
+and eviction.
 """
 
 from __future__ import annotations
@@ -26,17 +27,16 @@ from workbench.model.transformer import RunBlock, Transformer, run_block
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 TOKENS_PER_CHUNK = 512  # tokens computed at once
-ROWS_PER_BLOCK = 256  # rows whose weights are held at once
+ROWS_PER_BLOCK = 256  # rows of weights in memory at once
 
 
 class TextAttention:
-    """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it.
+    """The attention of `model` over `token_ids`; `extend` appends tokens. Only one thread may extend it at a time.
 
-    `hidden_states` [token, hidden] are those after the last block, of the tokens that were computed last. `run` is how
-    a block is called.
+    `hidden_states` [token, hidden] are the outputs of the last block for the last computed chunk. `run` calls a block.
     """
 
-    on_layer = None  # it stands in for a cache whose layers are not waited for
+    on_layer = None  # as a stand-in for a cache: no wait before a layer
 
     def __init__(self, model: Transformer, token_ids: Iterable[int] = (), run: RunBlock = run_block):
         refuse_recurrent_layers(model)
@@ -53,26 +53,26 @@ class TextAttention:
 
     @torch.inference_mode()
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Compute the tokens after the text so far.
+        """Append tokens to the text and compute them.
 
         Raises:
-            WorkbenchError: where the model's context or vocabulary ends.
+            WorkbenchError: for a text beyond the model's context, or ids outside its vocabulary.
         """
         fresh = tuple(token_ids)
         if not fresh:
             return
         ids = self.model.validate_token_ids((*self.token_ids, *fresh))
         known, class_of = len(self.token_ids), self.model.spec.length_class
-        first = known if class_of(known) == class_of(len(ids)) else 0  # another class: keys have other angles
+        first = known if class_of(known) == class_of(len(ids)) else 0  # rotary angles depend on the length class
         for begin in range(first, len(ids), TOKENS_PER_CHUNK):
             self._compute(ids[begin : begin + TOKENS_PER_CHUNK], begin, len(ids))
         self.token_ids += fresh
 
     @torch.inference_mode()
     def weights(self, layer: int, positions: range, heads: Sequence[int] | None = None) -> Tensor:
-        """Return weights of consecutive rows, [head, row, context up to the last row] in float32.
+        """Return the attention weights of consecutive rows, [head, row, context up to the last row] in float32.
 
-        They are zero where a row may not look, and less than one in all where sink logits take their share.
+        Masked positions are zero; a row's sum is below one if there are sink logits.
         """
         if not 0 <= positions.start <= positions.stop <= len(self.token_ids):
             raise WorkbenchError(
@@ -84,7 +84,7 @@ class TextAttention:
     def mask(self, layer: int) -> Mask:
         """Return the attention mask of a layer."""
         parameters = self.layers[layer].parameters
-        assert parameters is not None  # the text was computed
+        assert parameters is not None  # set when the text was computed
         return parameters.mask
 
     def _compute(self, ids: Tensor, begin: int, limit: int) -> None:
@@ -99,7 +99,7 @@ class TextAttention:
 
 
 class _Layer(CacheLayer):
-    """A stand-in for a layer's cache: queries, keys and values of one text, in order."""
+    """A stand-in for a layer's cache: the queries, keys and values of one text, in order."""
 
     def __init__(self) -> None:
         self.begin = 0
@@ -107,7 +107,7 @@ class _Layer(CacheLayer):
         self.parameters: AttentionParameters | None = None
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
-        """Store k and v; what an error left behind is overwritten."""
+        """Store k and v, overwriting rows left by a failed call."""
         self.k, self.v = _joined(self.k, k, self.begin), _joined(self.v, v, self.begin)
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
@@ -128,7 +128,7 @@ class _Layer(CacheLayer):
         return rearrange(weights, "group share row context -> (group share) row context")
 
     def _context(self, q: Tensor, end: int, parameters: AttentionParameters) -> SpanContext:
-        """Return what the last queries before position `end` read."""
+        """Return the keys and values that the last queries before position `end` read."""
         context = SpanContext.whole(self.k[:end], self.v[:end], len(q))
         if parameters.selection is None:
             return context
@@ -145,12 +145,12 @@ class _SharedLayer(_Layer):
         self.source = source
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
-        """Take what the earlier layer has written."""
+        """Take the keys and values written by the earlier layer."""
         self.k, self.v = self.source.k, self.source.v
 
 
 def _refuse_ranks(model: Transformer) -> None:
-    """Raise WorkbenchError for a model of several ranks: each has its share of the heads, and they compute together."""
+    """Raise WorkbenchError for a tensor-parallel model: each rank has only a part of the heads."""
     if isinstance(model, TensorParallelTransformer):
         size = model.ranks.size
         raise WorkbenchError(

@@ -1,4 +1,4 @@
-"""Count the pages that sequences need, and compare them with those available. Integers only."""
+"""Count the pages that sequences need, and compare the counts with the available pages. Integers only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from workbench.request import Sequence
 
 
 class KVCacheAccounting:
-    """Count the pages that sequences need and compare them with those available; change nothing.
+    """The counts of pages that sequences need, compared with the available pages; it changes nothing.
 
-    `max_chunk_tokens` is the most tokens that a step computes of one sequence, without drafts. A group with a sliding
-    window has pages so far ahead and no further, however long the prompt, so a sequence never holds more than
-    `KVCacheGroup.max_pages`. `peak_pages` counts with that before a request is admitted.
+    `max_chunk_tokens` is the maximum number of tokens that a step computes for one sequence, drafts excluded. A group
+    with a sliding window never has pages further ahead than that, so a sequence never holds more than
+    `KVCacheGroup.max_pages`, however long the prompt. `peak_pages` relies on this before a request is admitted.
 
-    `prefix_cache` has the cached pages; `budget` is what a sequence may hold where tokens are evicted.
+    `prefix_cache` has the cached pages; `budget` limits a sequence's tokens under eviction.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class KVCacheAccounting:
         self.recurrent_groups = tuple(t for t, table in enumerate(self.groups) if table.is_recurrent)
 
     def peak_pages(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int = 1) -> list[int]:
-        """Return the most pages that `num_sequences` of `num_tokens` tokens need at once, by group; all but the last of
-        `num_prompt_tokens` are shared."""
+        """Return the maximum number of pages, by cache group, that `num_sequences` sequences of `num_tokens` tokens
+        need at once. The sequences share their first `num_prompt_tokens` tokens except the last of these.
+        """
         if self.budget is not None:
             num_tokens = self.budget.peak_tokens(num_prompt_tokens, num_tokens)
         counts = []
@@ -62,10 +63,10 @@ class KVCacheAccounting:
         return self.prefix_cache.match_prefix(ids, sequence.prefix_salt)
 
     def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
-        """Return the pages to allocate, by group, for `sequence` to start from `match` or its swapped pages and run one
-        step."""
+        """Return the number of pages to allocate, by cache group, so that `sequence` can start from `match` or from its
+        swapped pages and run one step."""
         saved = sequence.swapped
-        if sequence.num_computed_tokens:  # it waited on shared pages
+        if sequence.num_computed_tokens:  # it was waiting and holds shared pages
             return self.pages_to_allocate(sequence) or [0] * len(self.groups)
         if saved is not None:
             computed, evicted, held = (
@@ -92,7 +93,9 @@ class KVCacheAccounting:
         return counts
 
     def pages_beyond_parent(self, child: Sequence) -> list[int]:
-        """Return the pages to allocate, by group, for the next step of a child besides those that it shares."""
+        """Return the number of pages to allocate, by cache group, for a child's next step; pages that it shares with
+        its parent are not counted.
+        """
         known, joins = len(child.token_ids), child.num_shared_tokens
         return [
             1
@@ -106,8 +109,8 @@ class KVCacheAccounting:
         ]
 
     def pages_to_allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> list[int] | None:
-        """Return the pages to allocate, by group, before the next step of a running sequence that verifies
-        `num_draft_tokens` draft tokens; None for none at all."""
+        """Return the number of pages to allocate, by cache group, before the next step of a running sequence, which
+        verifies `num_draft_tokens` draft tokens; None if no page is needed."""
         stored = sequence.num_stored_tokens
         known = stored + self.num_new_tokens(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
         drafts_states = self.recurrent_groups and num_draft_tokens
@@ -126,7 +129,9 @@ class KVCacheAccounting:
         return counts
 
     def num_new_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
-        """Return the tokens that the next step may compute, given the numbers of computed and evicted tokens."""
+        """Return the number of tokens that the next step may compute, given the numbers of computed and evicted
+        tokens.
+        """
         new = len(sequence.token_ids) - computed
         if self.budget is None:
             return new
@@ -134,10 +139,12 @@ class KVCacheAccounting:
         return new if left is None else min(new, left)
 
     def first_exhausted_group(self, counts: list[int], match: PrefixMatch | None = None) -> int | None:
-        """Return the first group without that many available pages besides those of `match`; None if all suffice."""
+        """Return the first cache group that has fewer available pages than its number in `counts`, those of `match`
+        excluded; None if all groups have enough.
+        """
         return next((t for t, count in enumerate(counts) if count > self.num_available(t, match)), None)
 
     def num_available(self, group: int, match: PrefixMatch | None = None) -> int:
-        """Return the available pages of a group besides those of `match`."""
+        """Return the number of available pages of a cache group; the pages of `match` are not counted."""
         pool, matched = self.pools[group], () if match is None else match.pages[group]
         return pool.num_available - sum(page in pool.evictable for page in matched)

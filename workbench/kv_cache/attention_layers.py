@@ -1,4 +1,6 @@
-"""Attention's layers of the cache: pages of one format, or pages of old groups of tokens and of all other tokens."""
+"""Define cache layers for attention: all pages in one format, or separate pages for old groups of tokens and for all
+other tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from workbench.kv_cache.page_formats import CodecPages, DensePages, GroupPages
 
 
 class AttentionLayer(CacheLayer):
-    """One layer's keys and values, each token stored in its format as it is computed."""
+    """One layer's keys and values in one format; each token is stored in it as soon as it is computed."""
 
     def __init__(self, shape: KVCacheSpec, tokens: DensePages | CodecPages):
         self.tokens, self.group, self.num_value_columns = tokens, shape.group, shape.num_value_columns
@@ -36,17 +38,17 @@ class AttentionLayer(CacheLayer):
 
 
 class GroupedLayer(CacheLayer):
-    """Quantized or encoded pages for old groups of tokens, and residual pages for all others and the sinks.
+    """One layer's keys and values in two kinds of pages: quantized or encoded pages for old groups of tokens, and
+    residual pages for all other tokens and the sinks.
 
-    What a query reads depends on its position alone (see `quantization_rule`), whether it is computed alone or in a
-    chunk.
+    The pages that a query reads depend only on its position (see `quantization_rule`), not on how prompts are chunked.
 
         write:   tokens -> residual pages;  groups that become old enough -> pages of groups
         attend:  pages of groups for old positions, residual pages for the others, one softmax
 
-    A group is encoded when its last token is `residual_length` old, from the residual pages, whatever step it is.
-    Drafts that are rejected leave a group at most encoded too early: no accepted query reads it before its last token
-    is known, and by then it is encoded again.
+    A group is encoded from the residual pages when its last token is `residual_length` tokens old, independent of
+    steps. Rejected drafts can only cause a group to be encoded too early: no accepted query reads it before its last
+    token is known, and by then it has been encoded again.
     """
 
     def __init__(self, shape: KVCacheSpec, encoded: GroupPages, residual: DensePages, page_size: int):
@@ -65,7 +67,7 @@ class GroupedLayer(CacheLayer):
             quantize_layers([self], batch)
 
     def groups_to_quantize(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
-        """List the groups that this step makes old enough to quantize.
+        """List the groups that become old enough to quantize in this step.
 
         Returns:
             (sequence, page index in the text, group within the page, tokens always read in full precision) for each.
@@ -86,7 +88,7 @@ class GroupedLayer(CacheLayer):
 
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         q = hadamard_rotate(q) if self.rotates else q
-        # Outside a graph inductor compiles decodes itself.
+        # Outside of a graph, inductor compiles `decode` by itself.
         spans = batch.spans._replace(decode_only=batch.decode_only and backend is not Backend.INDUCTOR)
         kv = self.read(q, batch, parameters)
         mixed = compiled_kernels.quantized_attention(q, kv, spans, parameters, backend)
@@ -94,7 +96,7 @@ class GroupedLayer(CacheLayer):
 
 
 def quantize_layers(layers: Sequence[GroupedLayer], batch: TokenBatch) -> None:
-    """Quantize the groups that this step makes old enough, in layers of one spec; they lie in residual pages."""
+    """Quantize, in several layers with the same spec, the groups of tokens that become old enough in this step."""
     first = layers[0]
     rows = first.groups_to_quantize(batch)
     if not rows:

@@ -1,4 +1,4 @@
-"""Store keys and values as a user-defined codec encodes them: what a codec is, and how one is loaded and checked."""
+"""Define the interface of user-defined codecs, which store keys and values in another form; load and check them."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ from workbench.request import CustomPart
 
 Side = Literal["keys", "values"]
 SIDES: tuple[Side, Side] = ("keys", "values")
-STAND_IN_TOKENS = 64  # of random keys and values, where only sizes are asked for
-Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shape of one row or block, and type, of each tensor
+STAND_IN_TOKENS = 64  # tokens of random keys and values, when only sizes are needed
+Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # (shape of one row or block, dtype) of each tensor
 
 
 class Codec(Protocol):
-    """A way to store keys and values: rows [token, kv_head, head_dim], or with `group` whole groups of tokens.
+    """A way to store keys and values in another form: rows [token, kv_head, head_dim], or with `group` whole groups of
+    tokens.
 
-    A codec without `group` encodes a row once, when its token is computed. One with `group: int` gets blocks [block,
-    group, kv_head, head_dim] of consecutive tokens, the first of which is a multiple of `group`; they are encoded once
-    they are `cache.residual_length` tokens old, and newer tokens stay in full precision. A code must depend on its row
-    or block alone: the same tokens are written beside others in another batch.
+    A codec without `group` encodes a row once, when its token is computed. A codec with `group: int` gets blocks
+    [block, group, kv_head, head_dim] of consecutive tokens, the first of which is a multiple of `group`; they are
+    encoded once they are `cache.residual_length` tokens old, and newer tokens stay in full precision. A code must
+    depend only on its row or block, because the other rows differ from batch to batch.
 
-    Keys and values are encoded alike, unless the codec has two codecs `keys` and `values` in place of the verbs (see
-    `CodecPair`). A codec with `calibrate(layer, keys, values)` gets a sample of a layer's keys and values, each
-    [token, kv_head, head_dim] in float32, once when the model is loaded, and returns the codec of this layer.
+    Keys and values are encoded alike, unless the codec has attributes `keys` and `values`, a codec each, in place of
+    these methods (see `CodecPair`). A codec with `calibrate(layer, keys, values)` gets a sample of a layer's keys and
+    values, each [token, kv_head, head_dim] in float32, once when the model is loaded, and returns the codec of this
+    layer.
     """
 
     def encode(self, rows: Tensor, /) -> tuple[Tensor, ...]:
-        """Return the tensors to store, each [token, ...] (of blocks: [block, ...]), of the same types and sizes in
-        every call."""
+        """Return the tensors to store for some rows, each [token, ...] (for blocks: [block, ...]), with the same types
+        and sizes in every call."""
         ...
 
     @property
     def decode(self) -> Callable[..., Tensor]:
-        """Return rows [token, kv_head, head_dim] (blocks) from the tensors that `encode` returned: a method of as
-        many."""
+        """Return a function that computes rows [token, kv_head, head_dim] (or blocks) from the tensors that `encode`
+        returned, one argument for each.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class CodecPair:
-    """A codec of keys and another of values; of whole groups of `group` tokens, if it is given."""
+    """A codec for keys together with a codec for values; both encode groups of `group` tokens, if given."""
 
     keys: Codec
     values: Codec
@@ -55,23 +58,22 @@ class CodecPair:
 
 
 class StoredLayout(NamedTuple):
-    """The shape and type of each tensor that holds a row (or a block) of keys, and of values."""
+    """The shape and dtype of each tensor that stores one row (or block) of keys, and of values."""
 
     keys: Layout
     values: Layout
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of one row (or block) of keys and of values."""
+        """Return the number of bytes of one row (or block) of keys and of values together."""
         return sum(torch.Size(shape).numel() * dtype.itemsize for layout in self for shape, dtype in layout)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedCodec:
-    """A codec by its name in errors; what it returns is checked wherever it is called.
+    """A user-defined codec with its name for error messages; the result of every call is checked.
 
-    `sides` encode keys and values; a codec that is still to be calibrated has none. `device` is where its own tensors
-    are.
+    `sides` are the codecs of keys and of values; None before calibration. `device` has the codec's own tensors.
     """
 
     codec: Any
@@ -86,12 +88,12 @@ class LoadedCodec:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Return the axes between the first and the heads: () of rows, (group,) of blocks."""
+        """Return the axes of a row or block between its first axis and its heads: () for rows, (group,) for blocks."""
         return () if self.group is None else (self.group,)
 
     def encode(self, rows: Tensor, side: Side) -> tuple[Tensor, ...]:
         """Encode rows [token, kv_head, head_dim] or blocks [block, group, kv_head, head_dim]. Raises WorkbenchError
-        unless each tensor has a row (or block) for each."""
+        unless each returned tensor has one row for each of these."""
         try:
             stored = self._side(side).encode(rows)
         except Exception as error:
@@ -108,7 +110,9 @@ class LoadedCodec:
         return stored
 
     def decode(self, stored: tuple[Tensor, ...], num_kv_heads: int, head_dim: int, side: Side) -> Tensor:
-        """Decode to rows [token, kv_head, head_dim] or blocks. Raises WorkbenchError for any other shape."""
+        """Decode stored tensors to rows [token, kv_head, head_dim] or blocks. Raises WorkbenchError if the codec
+        returns another shape.
+        """
         try:
             rows = self._side(side).decode(*stored)
         except Exception as error:
@@ -120,10 +124,11 @@ class LoadedCodec:
         return rows
 
     def calibrate(self, layer: int, keys: Tensor, values: Tensor) -> LoadedCodec:
-        """Return the codec of a layer, from a sample of its keys and values [token, kv_head, head_dim].
+        """Return the codec of one layer, calibrated on a sample of the layer's keys and values [token, kv_head,
+        head_dim].
 
         Raises:
-            WorkbenchError: it fails, or returns no codec or one of other groups.
+            WorkbenchError: it fails, returns no codec, or returns a codec with another group size.
         """
         try:
             made = self.codec.calibrate(layer, keys, values)
@@ -131,18 +136,19 @@ class LoadedCodec:
             raise WorkbenchError(f"{self.name}: calibrate raised {type(error).__name__}: {error}") from error
         group = getattr(made, "group", self.group)
         if group != self.group:
-            message = f"calibrate returned a codec of groups of {group}; say `group` before, as {group}"
+            message = f"calibrate returned a codec of groups of {group}; declare `group` as {group} on the class"
             raise WorkbenchError(f"{self.name}: {message}")
         return LoadedCodec(made, self.name, self.group, _sides(made, f"{self.name}.calibrate"), keys.device)
 
     def ready(self, num_kv_heads: int, head_dim: int, device: str | torch.device = "cpu") -> LoadedCodec:
-        """Return the codec itself, or where it is to be calibrated one calibrated on random numbers: for sizes, and
-        for backends that are tried before the model has been run."""
+        """Return the codec itself, or if it needs calibration, a copy calibrated on random numbers: the copy gives
+        sizes, and serves to try backends before the model has run.
+        """
         device = torch.device("cpu" if str(device) == "meta" else device)
         return _stand_in(self, num_kv_heads, head_dim, device) if self.needs_calibration else self
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that the codec itself holds, which all tokens share: tables, bases, scales."""
+        """Yield the codec's own tensors, shared by all tokens: tables, bases, scales."""
         return _tensors_in(self.codec, set())
 
     def _side(self, side: Side) -> Codec:
@@ -152,7 +158,7 @@ class LoadedCodec:
 
 
 def load_codec(part: CustomPart) -> LoadedCodec:
-    """Load the codec that `part` names. Raises WorkbenchError where it cannot be one."""
+    """Load the codec that `part` names; raises WorkbenchError if it is not a codec."""
     made, name = load_custom(part), f"codec {part.path}"
     group = getattr(made, "group", None)
     if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
@@ -164,7 +170,7 @@ def load_codec(part: CustomPart) -> LoadedCodec:
 
 
 def _sides(made: Any, name: str) -> tuple[Codec, Codec]:
-    """Return the codecs of keys and of values. Raises WorkbenchError where one is none."""
+    """Return the codecs of keys and of values; WorkbenchError if one lacks a method."""
     verbs = any(callable(getattr(made, verb, None)) for verb in ("encode", "decode"))
     keys, values = (getattr(made, side, None) for side in SIDES)
     if not verbs and keys is not None and values is not None:
@@ -206,7 +212,7 @@ def _stand_in(codec: LoadedCodec, num_kv_heads: int, head_dim: int, device: torc
 
 @functools.lru_cache(maxsize=256)
 def stored_layout(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> StoredLayout:
-    """Return the layout of a row (or block) of keys and of values, by encoding one of zeros."""
+    """Return the layout in which the codec stores one row (or block) of keys and of values, found by encoding zeros."""
     ready = codec.ready(num_kv_heads, head_dim)
     rows = torch.zeros(1, *codec.block_shape, num_kv_heads, head_dim, dtype=dtype, device=ready.device)
     found = []
@@ -218,6 +224,8 @@ def stored_layout(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: t
 
 
 def stored_bytes(codec: LoadedCodec, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> float:
-    """Return the bytes of one token's keys and values; of a group's bytes its share."""
+    """Return the number of bytes of one token's keys and values; for a codec of groups, a group's bytes divided by its
+    tokens.
+    """
     total = stored_layout(codec, num_kv_heads, head_dim, dtype).bytes
     return total if codec.group is None else total / codec.group

@@ -1,4 +1,4 @@
-"""Building blocks of codecs: small integer codes with scales, codes packed into bytes, products row by row."""
+"""Provide building blocks of codecs: small integer codes with scales, codes packed into bytes, products row by row."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 
-CODE_BITS = (1, 2, 4, 8)  # of a code: whole codes lie in a byte
+CODE_BITS = (1, 2, 4, 8)  # bits of a code: whole codes fit in a byte
 HALF_MAX = torch.finfo(torch.float16).max
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack codes [..., number] of `bits` bits (1, 2, 4 or 8) into bytes [..., number * bits / 8] in uint8, the first
-    code of a byte lowest. Raises WorkbenchError where a byte would stay incomplete."""
+    code in the lowest bits. Raises WorkbenchError if the last byte would be incomplete.
+    """
     each = _codes_per_byte(bits)
     if codes.shape[-1] % each:
         raise WorkbenchError(f"pack_bits: {codes.shape[-1]} codes of {bits} bits do not fill whole bytes of {each}")
@@ -25,7 +26,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(stored: Tensor, bits: int) -> Tensor:
-    """Undo `pack_bits`: bytes [..., byte] to codes [..., byte * 8 / bits] in uint8."""
+    """Return the codes that `pack_bits` packed: bytes [..., byte] to codes [..., byte * 8 / bits] in uint8."""
     each, mask = _codes_per_byte(bits), 2**bits - 1
     return torch.stack([stored >> bits * place & mask for place in range(each)], -1).flatten(-2)
 
@@ -53,21 +54,22 @@ def affine_codes(numbers: Tensor, bits: int, dim: int = -1) -> tuple[Tensor, Ten
 
 
 def affine_numbers(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
-    """Undo `affine_codes`, in float32."""
+    """Return the numbers that `affine_codes` quantized, in float32."""
     return minima.float() + scales.float() * codes.float()
 
 
 def nearest_levels(numbers: Tensor, levels: Tensor) -> Tensor:
-    """Return for each number the index of the nearest of `levels` [level] (ascending), in uint8; halfway is up."""
+    """Return the index of the nearest of `levels` [level] (ascending) for each number, in uint8; ties round up."""
     middles = (levels[1:] + levels[:-1]) / 2
     return torch.bucketize(numbers.contiguous(), middles, right=True).to(torch.uint8)
 
 
 def project(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return rows [..., dim] @ matrix [dim, rank], or a matrix for each [..., dim, rank]: [..., rank].
+    """Return rows [..., dim] times `matrix`, which is [dim, rank], or one matrix for each row [..., dim, rank]: [...,
+    rank].
 
-    Each row is summed in the same order however many there are. (The order of a matrix product depends on their number,
-    and a last bit decides a code between two.)
+    Each row is summed in the same order, whatever the number of rows. (The summation order of a matrix product depends
+    on that number, and the last bit can change a code.)
     """
     total = rows[..., :1] * matrix[..., 0, :]
     for column in range(1, matrix.shape[-2]):

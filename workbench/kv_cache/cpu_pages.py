@@ -1,4 +1,4 @@
-"""Allocate CPU pages for preempted sequences until their pages are back. Integers only."""
+"""Allocate CPU pages for preempted sequences until they are swapped in. Integers only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from workbench.request import Sequence, SwappedPages
 
 
 class CPUPagePool:
-    """CPU pages by cache group; none without offloading. A prefix cache swaps out to them too, and gives up its oldest
-    first."""
+    """The pools of CPU pages, by cache group; empty without offloading. The prefix cache swaps out to the same pages,
+    and gives up its oldest ones first.
+    """
 
     def __init__(self, pools: Many[PagePool], prefix: RadixCache | None):
         self.pools, self.prefix = tuple(pools), prefix
-        self.swapping_in: dict[int, SwappedPages] = {}  # by sequence: being swapped in
-        self.fetched: list[tuple[int, int]] = []  # group, CPU page: the same, for pages of the prefix cache
+        self.swapping_in: dict[int, SwappedPages] = {}  # by sequence: CPU pages being swapped in
+        self.fetched: list[tuple[int, int]] = []  # (group, CPU page) being swapped in, for the prefix cache
 
     def swap_out(self, computed: int, held: list[list[int]], transfers: PageTransfers) -> SwappedPages | None:
-        """Plan the swap-out of the pages `held` of a sequence with `computed` tokens; None if they do not fit."""
+        """Plan to swap out the pages `held` of a sequence with `computed` tokens; return their CPU pages, or None if
+        they do not fit.
+        """
         wanted = [sum(page != NULL_PAGE for page in pages) for pages in held]
         if not self.pools or not sum(wanted) or any(n > self._available(t) for t, n in enumerate(wanted)):
             return None
@@ -37,7 +40,7 @@ class CPUPagePool:
         return SwappedPages(computed, tuple(places))
 
     def swap_in(self, sequence: Sequence, swapped: SwappedPages, transfers: PageTransfers) -> None:
-        """Plan the swap-in to the pages of `sequence`; its CPU pages are kept until that is done."""
+        """Plan to swap `swapped` into the pages of `sequence`; the CPU pages are not released until that is done."""
         for t, (places, pages) in enumerate(zip(swapped.cpu_pages, sequence.pages, strict=True)):
             transfers.swap_ins += [
                 (sequence.request_id, t, place, page)

@@ -1,4 +1,4 @@
-"""Read, change and move what slots hold, head by head: how an eviction is carried out in pages."""
+"""Execute an eviction in pages: read, change and move the contents of slots, head by head."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Evictable = DensePages | CodecPages
 
 
 def move_slots(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
-    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order, in each of
-    `tensors` [page, kv_head, offset, ...]."""
+    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order; `tensors` are
+    [page, kv_head, offset, ...]."""
     targets = torch.arange(slots.shape[1], device=slots.device)
     moved = (slots != targets).any(0)
     slots, targets = slots[:, moved], targets[moved]
@@ -36,17 +36,19 @@ def read_slots(tokens: Evictable, pages: list[int], count: int) -> tuple[Tensor,
 
 @dataclass(frozen=True)
 class SlotChange:
-    """New contents of some slots of a layer: for keys and for values which [kv_head, slot], and rows [kv_head, slot,
-    dim]. What has not changed is not written again, so a codec that loses something loses it once."""
+    """New contents for some slots of a layer: for keys and for values, a mask of the changed slots [kv_head, slot] and
+    the rows of all slots [kv_head, slot, dim]. Unchanged rows are not written again, so a lossy codec encodes them only
+    once.
+    """
 
     sides: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @classmethod
     def between(cls, tokens: LayerTokens, keep: Tensor, merged: Any) -> SlotChange:
-        """Return the change of kept slots from what `tokens` hold to the keys and values `merged`.
+        """Return the change that gives the kept slots of `tokens` the keys and values `merged`.
 
         Raises:
-            WorkbenchError: these are not two tensors of the same shapes.
+            WorkbenchError: `merged` is not two tensors of the same shapes.
         """
         old = tokens.keys, tokens.values
         shapes = [getattr(each, "shape", None) for each in merged] if isinstance(merged, tuple) else []
@@ -56,7 +58,7 @@ class SlotChange:
         return cls(tuple((keep & (new != was).any(-1), new) for was, new in zip(old, merged, strict=True)))
 
     def apply(self, tokens: Evictable, pages: list[int], size: int) -> None:
-        """Write the rows into their slots of these pages of `size` tokens."""
+        """Write the changed rows into their slots of these pages, which have `size` tokens each."""
         tensors = tokens.slot_tensors()
         held = torch.tensor(pages, device=tensors[0].device)
         first = 0

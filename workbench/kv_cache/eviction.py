@@ -1,8 +1,8 @@
-"""Choose the tokens whose keys and values stay when a sequence may hold only so many.
+"""Choose the tokens that stay in the cache when a sequence exceeds its budget.
 
-A policy chooses for each layer and each key/value head, by the attention that a token has received from the query heads
-that share it, or by position alone. All policies have the same budget and evict at the same positions of the text (see
-budget.py), so they can be compared.
+A policy chooses for each layer and key/value head, by the attention that a token has received from the head's queries,
+or by position alone. All policies have the same budget and evict at the same positions of the text (see budget.py), so
+they can be compared.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class LayerTokens:
     """The tokens that one layer holds of one sequence, by key/value head and slot; slots are in text order.
 
     Attributes:
-        layer: the number of the layer, among the `num_layers` with keys and values of their own.
+        layer: the number of the layer, among the `num_layers` with own keys and values.
         mass: attention that each token has received, [kv_head, slot], in float64: summed over the query heads that
             share a key/value head and over the queries that count (see `EvictionPolicy`).
-        slots: the most tokens that a head may keep.
+        slots: the maximum number of tokens that a head may keep.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LayerTokens:
 
     @property
     def keys(self) -> Float[Tensor, "kv_head slot head_dim"]:
-        """Return the keys as attention reads them: after rotary, and after what a cache format loses."""
+        """Return the keys as attention reads them: after rotary and after the loss of the cache format."""
         return self._keys_values[0]
 
     @property
@@ -58,16 +58,16 @@ class LayerTokens:
 
 
 class _Evicts(Protocol):
-    """A policy, whatever it looks at: see `EvictionPolicy`."""
+    """The common part of all eviction policies: see `EvictionPolicy`."""
 
     @property
     def gives_up(self) -> frozenset[str]:
-        """Name the laws that do not hold under it; pages of its sequences are never shared."""
+        """Name the laws that do not hold under this policy; pages of its sequences are never shared."""
         ...
 
     @property
     def observes(self) -> int | None:
-        """Return how many of the prompt's last queries count: 0 for none, None for all, those of decodes too."""
+        """Return the number of queries at the prompt's end that count: 0 for none, None for all, decodes included."""
         ...
 
     def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
@@ -77,9 +77,10 @@ class _Evicts(Protocol):
 
 @runtime_checkable
 class EvictionPolicy(_Evicts, Protocol):
-    """An eviction policy: a value that chooses the tokens to keep. The same attention mass gives the same choice.
+    """An eviction policy: it chooses the tokens to keep by the attention mass that they have received. The same mass
+    always gives the same choice.
 
-    A number `decay` (1 unless there) is what each query that counts leaves of the mass before it; 0: the last alone
+    Each query that counts multiplies the earlier mass by an attribute `decay` (default 1); 0: only the last query
     counts.
     """
 
@@ -96,15 +97,16 @@ class EvictionPolicy(_Evicts, Protocol):
 
 @runtime_checkable
 class LayerEvictionPolicy(_Evicts, Protocol):
-    """An eviction policy that looks at all heads of a layer, its keys and values; otherwise as `EvictionPolicy`.
+    """An eviction policy that sees all heads of a layer, with keys and values; in other respects like `EvictionPolicy`.
 
-    A number `spread` above 1 lets heads and layers keep unlike numbers of tokens (see `EvictionBudget`). A method
-    `merge(layer, keep)` returns keys and values, each [kv_head, slot, head_dim], of which those of kept slots are
-    stored: what is evicted may be added to what stays.
+    An attribute `spread` above 1 lets heads and layers keep different numbers of tokens (see `EvictionBudget`). An
+    optional method `merge(layer, keep)` returns keys and values, each [kv_head, slot, head_dim], and those of kept
+    slots are stored: it may merge evicted tokens into kept ones.
     """
 
     def select_layer(self, layer: LayerTokens, budget: int) -> Bool[Tensor, "kv_head slot"]:
-        """Return which tokens each head keeps, the newest among them.
+        """Return a boolean for each head and slot: whether the head keeps the slot's token. The newest token is always
+        kept.
 
         Each head keeps `budget` tokens. With a `spread` heads share the budget of all layers: each keeps at most
         `layer.slots`, and all together at most `budget` on average.
@@ -113,15 +115,15 @@ class LayerEvictionPolicy(_Evicts, Protocol):
 
 
 def policy_spread(policy: AnyPolicy) -> float:
-    """Return how many times its budget one head may keep at most: more than 1 where heads keep unlike numbers."""
+    """Return how many times its budget one head may keep at most; above 1 if heads keep different numbers of tokens."""
     return float(getattr(policy, "spread", 1.0))
 
 
 def select_slots(policy: AnyPolicy, layer: LayerTokens, budget: int) -> Bool[Tensor, "kv_head slot"]:
-    """Return which tokens of a layer each head keeps.
+    """Return a boolean for each head and slot of a layer: whether the head keeps the slot's token.
 
     Raises:
-        WorkbenchError: the policy keeps too many or too few, or not the newest.
+        WorkbenchError: the policy keeps too many or too few tokens, or evicts the newest.
     """
     heads, held = layer.mass.shape
     if isinstance(policy, LayerEvictionPolicy):
@@ -148,17 +150,17 @@ def select_slots(policy: AnyPolicy, layer: LayerTokens, budget: int) -> Bool[Ten
 
 
 class EvictionSettings(Settings):
-    """A budget as `budget` tokens, `bytes` of all layers' pages together, or a `ratio` of the prompt: exactly one of
-    them. Tokens are evicted once, after the prompt."""
+    """The budget of an eviction policy, as exactly one of three: `budget` tokens, `bytes` of all layers' pages
+    together, or `ratio`, a fraction of the prompt's tokens. Tokens are evicted once, after the prompt."""
 
     budget: Annotated[int, Field(ge=MIN_TOKENS)] | None = None  # tokens that a sequence keeps
     bytes: Annotated[int, Field(ge=1)] | None = None  # bytes of a sequence's pages, in all layers
-    ratio: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the prompt's tokens
+    ratio: Annotated[float, Field(gt=0, le=1)] | None = None  # fraction of the prompt's tokens that a sequence keeps
 
     gives_up: ClassVar[frozenset[str]] = frozenset({PREFIX_LAW, FULL_ATTENTION_LAW})
     observes: ClassVar[int | None] = 0
-    decay: ClassVar[float] = 1.0  # of the attention received so far, with each query that counts
-    spread: ClassVar[float] = 1.0  # times its budget that one head may keep
+    decay: ClassVar[float] = 1.0  # factor on the attention so far, for each query that counts
+    spread: ClassVar[float] = 1.0  # one head may keep this many times its budget
 
     @model_validator(mode="after")
     def _one_budget(self) -> EvictionSettings:
@@ -174,7 +176,7 @@ class EvictionSettings(Settings):
         if self.bytes < page_bytes:
             raise WorkbenchError(
                 f"cache.evict.bytes {self.bytes:,}: a page of {page_size} tokens takes {page_bytes:,} in all layers; "
-                "give at least so many, or lower cache.page_size"
+                "give at least one page, or lower cache.page_size"
             )
         return self._budget(int(self.bytes // page_bytes * page_size / self.spread))
 
@@ -186,10 +188,10 @@ AnyPolicy = EvictionPolicy | LayerEvictionPolicy | EvictionSettings  # settings 
 
 
 class ContinuousEviction(EvictionSettings):
-    """A policy that holds its budget at all times.
+    """An eviction policy that holds a sequence within its budget at all times.
 
-    Every `block` tokens (an eighth of the budget unless given, at most half) as many are evicted, so a sequence holds
-    between budget - block and budget tokens.
+    After every `block` new tokens (default an eighth of the budget, at most half) `block` tokens are evicted, so a
+    sequence holds between budget - block and budget tokens.
     """
 
     block: Annotated[int, Field(ge=1)] | None = None
@@ -199,7 +201,7 @@ class ContinuousEviction(EvictionSettings):
 
 
 class SlidingWindowEviction(ContinuousEviction):
-    """Keep the newest tokens. Unlike the attention setting `window`, this concerns the cache alone."""
+    """Keep the newest tokens. Unlike the attention setting `window`, this only affects the cache."""
 
     kind: Literal["window"] = "window"
 
@@ -222,7 +224,9 @@ class SinksRecent(ContinuousEviction):
 
 
 class HeavyHitters(ContinuousEviction):
-    """H2O (Zhang et al., 2023): keep the newest tokens, and of the others those that received most attention."""
+    """H2O (Zhang et al., 2023): keep the newest tokens, and of the remaining tokens those that received most
+    attention.
+    """
 
     kind: Literal["heavy_hitters"] = "heavy_hitters"
     recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # fraction of the budget for the newest tokens
@@ -235,10 +239,11 @@ class HeavyHitters(ContinuousEviction):
 
 class SnapKV(EvictionSettings):
     """SnapKV (Li et al., 2024): evict once, after the prompt, by the smoothed attention of its last queries; keep all
-    output."""
+    output tokens.
+    """
 
     kind: Literal["snapkv"] = "snapkv"
-    observe: Annotated[int, Field(ge=1)] = 32  # queries at the prompt's end whose attention counts; their tokens stay
+    observe: Annotated[int, Field(ge=1)] = 32  # number of queries at the prompt's end that count; their tokens stay
     pool: Annotated[int, Field(ge=1)] = 7  # attention is averaged over this many neighbours (pool // 2 on either side)
 
     @property
@@ -254,11 +259,11 @@ class CustomEviction(Settings):
 
     kind: Literal["custom"] = "custom"
     path: str
-    arguments: dict[str, float | int | str | bool] = {}  # with which it is built, by name
+    arguments: dict[str, float | int | str | bool] = {}  # keyword arguments of the policy's constructor
 
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept a path, alone or with arguments, and a policy of one's own as it is."""
+    """Accept a path, alone or with arguments, and a policy object."""
     if isinstance(value, EvictionPolicy | LayerEvictionPolicy):
         return value
     if isinstance(value, str):
@@ -279,26 +284,30 @@ _EVICT: TypeAdapter[Any] = TypeAdapter(EvictionSetting | None)
 
 def parse_eviction(value: str | Mapping[str, Any] | AnyPolicy | Settings | None) -> AnyPolicy | None:
     """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, the path of a user-defined policy
-    (alone, or `{"path": ..., "arguments": {...}}`), such a policy itself, or None."""
+    (alone, or `{"path": ..., "arguments": {...}}`), a policy object, or None."""
     found = parse_setting(_EVICT, value, "evict", "for example {kind: heavy_hitters, budget: 256}")
     if not isinstance(found, CustomEviction):
         return found
     policy = load_custom(CustomPart(path=found.path, arguments=found.arguments))
     if not isinstance(policy, EvictionPolicy | LayerEvictionPolicy):
         needs = "gives_up, observes, budget_for, and select or select_layer"
-        raise WorkbenchError(f"cache.evict {found.path}: is no eviction policy: it needs {needs}")
+        raise WorkbenchError(f"cache.evict {found.path}: is not an eviction policy: it needs {needs}")
     return policy
 
 
 def smooth_mass(mass: Float[Tensor, "... slot"], pool: int) -> Float[Tensor, "... slot"]:
-    """Return the mean of `mass` over each slot and its neighbours, pool // 2 on either side; beyond the ends is 0."""
+    """Return, for each slot, the mean of `mass` over the slot and its pool // 2 neighbours on either side; beyond the
+    ends the mass counts as 0.
+    """
     reach = pool // 2
     padded = torch.nn.functional.pad(mass.reshape(1, -1, mass.shape[-1]), (reach, reach))
     return torch.nn.functional.avg_pool1d(padded, 2 * reach + 1, stride=1).view(mass.shape)
 
 
 def select_recent_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:
-    """Select the last `newest` slots, and the rest of the budget by mass; of equal ones the older."""
+    """Select `budget` slots: the last `newest`, and the slots with the most mass among the rest; of equal ones the
+    older.
+    """
     slots = len(mass)
     if slots <= budget:
         return torch.arange(slots, device=mass.device)

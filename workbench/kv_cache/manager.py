@@ -48,13 +48,15 @@ class KVCacheManager(KVCacheAccounting):
 
     def transfers_done(self) -> None:
         """Release CPU pages whose swap-in the last step executed."""
-        if self.transfers.swap_ins:  # of a plan that failed: the next step executes them
+        if self.transfers.swap_ins:  # transfers of a failed plan: the next step executes them
             return
         if self.cpu_pages.swapping_in or self.cpu_pages.fetched:
             self.cpu_pages.transfers_done()
 
     def start(self, sequence: Sequence, match: PrefixMatch) -> None:
-        """Give `sequence` the matched or swapped pages; pages for its next step are still to be allocated."""
+        """Give `sequence` the pages of `match`, or its swapped pages; `allocate` then adds the pages for its next
+        step.
+        """
         if sequence.swapped is not None:
             self._restore(sequence, sequence.swapped)
             return
@@ -87,7 +89,9 @@ class KVCacheManager(KVCacheAccounting):
         return sum(page != NULL_PAGE for pages in child.pages for page in pages)
 
     def allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> None:
-        """Allocate the missing pages; copy a shared page that will be written (copy on write)."""
+        """Allocate the pages that the next step of `sequence` lacks, and copy a shared page that it will write (copy on
+        write).
+        """
         counts = self.pages_to_allocate(sequence, num_draft_tokens)
         if counts is None:
             return
@@ -108,7 +112,9 @@ class KVCacheManager(KVCacheAccounting):
         sequence.allocated_until = covers if sequence.num_new_tokens <= self.max_chunk_tokens else 0
 
     def allocate_snapshots(self, sequence: Sequence, start: int, known: int) -> None:
-        """Allocate pages for the states at the ends of pages within a step over [start, known), as many as are left."""
+        """Allocate pages for state snapshots at page ends within a step over [start, known), as far as free pages
+        allow.
+        """
         if self.prefix_cache is None:
             return
         for t in self.recurrent_groups:
@@ -118,7 +124,7 @@ class KVCacheManager(KVCacheAccounting):
                     snapshots[place] = self.allocate_pages(t, 1)[0]
 
     def commit_states(self, sequence: Sequence, start: int, known: int, end: int) -> None:
-        """Keep the states that a step over [start, end) wrote: see `recurrent.commit_states`."""
+        """Keep the recurrent states that a step over [start, end) wrote: see `recurrent.commit_states`."""
         for t in self.recurrent_groups:
             commit_states(sequence, t, self.pools[t], start, known, end, self.page_size)
 
@@ -134,7 +140,7 @@ class KVCacheManager(KVCacheAccounting):
                 sequence.allocated_until = 0
 
     def update_after_step(self, sequence: Sequence) -> None:
-        """Update pages after a step: cache the full ones, free those that no query can reach any more."""
+        """Update the pages of a sequence after a step: cache full pages, and free pages that no later query reads."""
         if sequence.num_computed_tokens < sequence.next_page_boundary:
             return
         self._cache_full_pages(sequence)
@@ -151,7 +157,9 @@ class KVCacheManager(KVCacheAccounting):
         )
 
     def preempt(self, sequence: Sequence) -> int:
-        """Preempt `sequence`: free its pages, swapped out where the CPU has room; return the number swapped out."""
+        """Preempt `sequence`: swap its pages out if there are CPU pages for them, free them, and return the number
+        swapped out.
+        """
         saved = self.cpu_pages.cancel_swap_in(sequence)
         if saved is None:
             saved = (
@@ -168,7 +176,7 @@ class KVCacheManager(KVCacheAccounting):
         return 0 if saved is None else sum(place != NULL_PAGE for places in saved.cpu_pages for place in places)
 
     def finish(self, sequence: Sequence, failed: bool = False) -> list[list[int]]:
-        """Free a finished sequence; if it is `failed`, drop what it cached. Return the freed pages by group."""
+        """Free a finished sequence; if it `failed`, drop the pages that it cached. Return the freed pages by group."""
         dropped = (
             self.prefix_cache.finish(sequence.arrival_index, failed)
             if self.prefix_cache is not None
@@ -177,12 +185,12 @@ class KVCacheManager(KVCacheAccounting):
         return [ours + theirs for ours, theirs in zip(dropped, self.free(sequence), strict=True)]
 
     def free(self, sequence: Sequence) -> list[list[int]]:
-        """Free all pages of `sequence`; return those that have no other reference, by group."""
+        """Free all pages of `sequence`; return, by cache group, the pages that no other reference keeps."""
         freed: list[list[int]] = [[] for _ in self.pools]
         if self.prefix_cache is not None:
             self.prefix_cache.release(sequence.arrival_index)
         for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
-            # The last first: a page is dropped before its predecessors.
+            # In reverse order: a page is evicted before its predecessors.
             own = [page for page in reversed(pages) if page != NULL_PAGE]
             now = pool.release(own + sequence.states[t].all if t in sequence.states else own)
             self.transfers.drop_targets(t, set(now))
@@ -196,12 +204,12 @@ class KVCacheManager(KVCacheAccounting):
         return freed
 
     def export_pages(self, sequence: Sequence, computed: int | None = None) -> tuple[tuple[int, ...], ...]:
-        """Return the pages with which another engine can go on: by cache group those that the next query of `sequence`
-        reads, NULL_PAGE in place of others. The references stay the sequence's.
+        """Return the pages that another engine needs to continue `sequence`: by cache group the pages that its next
+        query reads, and NULL_PAGE in place of all other pages. The sequence keeps its references.
 
         Args:
             sequence: the sequence.
-            computed: within a step, the computed tokens after it; None: those of now.
+            computed: within a step, the number of computed tokens after it; None: the present number.
         """
         end, found = sequence.num_computed_tokens if computed is None else computed, []
         for t, (table, pages) in enumerate(zip(self.groups, sequence.pages, strict=True)):
@@ -213,12 +221,12 @@ class KVCacheManager(KVCacheAccounting):
         return tuple(found)
 
     def import_pages(self, sequence: Sequence, num_computed_tokens: int, pages: Many[Many[int]]) -> None:
-        """Start a new sequence on pages that another engine computed, as if it had computed them itself.
+        """Start a new sequence on pages that another engine computed, as if this engine had computed them.
 
         Args:
-            sequence: is submitted next, waits on the pages, and may lose them to others as any waiting sequence: then
-                it is computed again.
-            num_computed_tokens: tokens whose keys and values they hold, or will hold before the next step.
+            sequence: the sequence to submit next. While it waits it holds the pages, and may lose them like any waiting
+                sequence; then it is computed again.
+            num_computed_tokens: number of tokens with keys and values in the pages, now or before the next step.
             pages: by cache group in the layout of `export_pages`; the sequence takes over a reference of each.
         """
         sequence.pages = tuple(map(list, pages))
@@ -226,8 +234,9 @@ class KVCacheManager(KVCacheAccounting):
         sequence.allocated_until = sequence.next_page_boundary = 0
 
     def evict(self, sequence: Sequence) -> str:
-        """Evict tokens beyond the budget before the next step, and return the reason; the policy chooses them at
-        execution."""
+        """Plan the eviction of tokens beyond the budget before the next step, and return the reason; the policy chooses
+        the tokens when the plan is executed.
+        """
         if self.budget is None:
             return ""
         held = sequence.num_stored_tokens
@@ -246,7 +255,9 @@ class KVCacheManager(KVCacheAccounting):
         return f"{held - kept} of {held} tokens evicted"
 
     def allocate_pages(self, table: int, count: int) -> list[int]:
-        """Allocate pages of a group, each with one reference; the prefix cache gives up what is missing."""
+        """Allocate `count` pages of a cache group, each with one reference; if too few are free, the prefix cache
+        evicts pages.
+        """
         pool = self.pools[table]
         if self.prefix_cache is not None:
             if pool.num_free < count:

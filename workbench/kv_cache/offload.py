@@ -1,4 +1,4 @@
-"""Swap pages to CPU memory, or to a memory-mapped file, and back unchanged."""
+"""Swap pages out to CPU memory, or to a memory-mapped file, and back in unchanged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from workbench.kv_cache.settings import FileOffload, MemoryOffload, NoOffload
 from workbench.kv_cache.store import KVStore
 
 MAGIC = b"pages of an inference workbench; may be deleted when no runner uses it\n"
-STAT_BLOCK = 512  # bytes of what `stat` counts as one
-HEADER = 4096  # bytes before the first page
+STAT_BLOCK = 512  # bytes of a block in `stat`
+HEADER = 4096  # bytes of the file's header
 
 
 class CPUPageStore:
-    """CPU pages for every cache group of `store`, `size` bytes in all.
+    """The contents of CPU pages for every cache group of `store`, `size` bytes in all.
 
-    A page's checksum stays in memory, so damaged contents are noticed when they are loaded.
+    Checksums of pages stay in memory, so damaged contents are detected on load.
     """
 
     def __init__(self, store: KVStore, size: int, path: str | None = None):
@@ -36,7 +36,7 @@ class CPUPageStore:
         counts = [pages * size // wanted for pages in store.num_pages]
         if not all(counts):
             least = max(-(-wanted // pages) for pages in store.num_pages)
-            raise WorkbenchError(f"offload: {size} bytes have no room for a page of every layer; give at least {least}")
+            raise WorkbenchError(f"offload: {size} bytes cannot hold a page of every layer; give at least {least}")
         self.cpu_pools = tuple(PagePool(count, store.page_size) for count in counts)
         total = sum(count * each for count, each in zip(counts, self.page_bytes, strict=True))
         self.file = None if path is None else PageFile(Path(path), HEADER + total)
@@ -46,7 +46,7 @@ class CPUPageStore:
             mine, whole = whole[: count * each], whole[count * each :]
             self._pages.append(mine.view(count, each))
         self._sums: dict[tuple[int, int], int] = {}
-        self._unsaved: dict[tuple[int, int], str] = {}  # why nothing was saved in a CPU page
+        self._unsaved: dict[tuple[int, int], str] = {}  # (group, CPU page) -> why it was not saved
 
     def swap_out(self, group: int, page: int, cpu_page: int) -> None:
         """Copy `page` of a group to CPU page `cpu_page`."""
@@ -68,15 +68,15 @@ class CPUPageStore:
         """Copy CPU page `cpu_page` back to `page`.
 
         Raises:
-            WorkbenchError: if the contents are not what was saved.
+            WorkbenchError: if the contents differ from the saved contents.
         """
         if (group, cpu_page) in self._unsaved:
-            raise WorkbenchError(f"{self._unsaved[group, cpu_page]}; a page was not saved, its request cannot go on")
+            raise WorkbenchError(f"{self._unsaved[group, cpu_page]}; a page was not saved; its request cannot continue")
         self._check_file()
         there = self._pages[group][cpu_page - 1]
         if (group, cpu_page) not in self._sums or _checksum(there) != self._sums[group, cpu_page]:
             where = "host memory" if self.file is None else str(self.file.path)
-            raise WorkbenchError(f"offload: a page in {where} is not what was saved there; its request cannot go on")
+            raise WorkbenchError(f"offload: a page in {where} differs from the saved page; its request cannot continue")
         begin = 0
         for tensor in self.store.page_tensors(group):
             count = tensor[page].nbytes
@@ -89,14 +89,14 @@ class CPUPageStore:
 
 
 class PageFile:
-    """A file of pages, locked while a runner lives and removed with it."""
+    """A file of pages, locked during a runner's life and removed at its end."""
 
     def __init__(self, path: Path, size: int):
         self.path, self.size = path, size
         if importlib.util.find_spec("fcntl") is None or not hasattr(os, "posix_fallocate"):
             raise WorkbenchError("offload: pages can lie in a file on Linux only; set offload: memory")
         try:
-            # It stays open as long as its pages are mapped; without a buffer closing it has nothing left to write.
+            # The file stays open while its pages are mapped; unbuffered, closing it writes nothing.
             self._handle = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed with the store)
         except OSError as error:
             raise WorkbenchError(f"offload: cannot write {path} ({error.strerror}); name a file in a folder") from None
@@ -109,7 +109,7 @@ class PageFile:
         weakref.finalize(self, _remove, self._handle, path, self._known.st_ino)
 
     def _claim(self) -> None:
-        import fcntl  # other systems lack it, and may hold pages in memory
+        import fcntl  # other systems lack it; there pages can be kept in memory
 
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ class PageFile:
         try:
             self._handle.truncate(0)
             self._handle.write(MAGIC)
-            os.posix_fallocate(self._handle.fileno(), 0, self.size)  # a full disk is noticed here, not by a signal
+            os.posix_fallocate(self._handle.fileno(), 0, self.size)  # a full disk is detected here, not by a signal
         except OSError as error:
             self.path.unlink(missing_ok=True)
             raise WorkbenchError(
@@ -135,8 +135,8 @@ class PageFile:
     def check(self, to_write: int = 0) -> None:
         """Check the file before it is read or written.
 
-        Reading beyond the end of a mapped file ends the process, and so does writing to a full disk. Space was
-        allocated when the file was made, except on a file system that cannot (it copies on write).
+        Reading beyond the end of a mapped file kills the process, and so does writing to a full disk. Disk space was
+        allocated when the file was created, except on copy-on-write file systems, which cannot reserve it.
         """
         try:
             found = os.stat(self.path)
@@ -151,19 +151,20 @@ class PageFile:
 
 
 def open_offload(store: KVStore, offload: NoOffload | MemoryOffload | FileOffload) -> CPUPageStore | None:
-    """Create the CPU pages of an offload setting; None without offloading."""
+    """Create the store of CPU pages for an offload setting; None without offloading."""
     if isinstance(offload, NoOffload):
         return None
     return CPUPageStore(store, offload.bytes, offload.path if isinstance(offload, FileOffload) else None)
 
 
 def transfer_pages(transfers: PageTransfers, store: KVStore, cpu_store: CPUPageStore | None) -> dict[str, str]:
-    """Execute swap-outs, copies and swap-ins, in this order; return the reason for each request whose pages
-    are lost."""
+    """Execute the swap-outs, copies and swap-ins of a step, in this order; return an error for each request that lost
+    pages.
+    """
     faults: dict[str, str] = {}
     if cpu_store is not None:
         for table, page, place in transfers.swap_outs:
-            with contextlib.suppress(WorkbenchError):  # reported when the page is loaded: nothing was saved there
+            with contextlib.suppress(WorkbenchError):  # reported when the page is loaded
                 cpu_store.swap_out(table, page, place)
     for table in {table for table, *_ in transfers.copies}:
         pairs = [(source, target) for at, source, target in transfers.copies if at == table]

@@ -1,4 +1,6 @@
-"""Formats of one layer's pages: dense, quantized, or as a user-defined codec encodes rows or whole groups of tokens."""
+"""Store one layer's pages in a format: dense, quantized, or encoded by a user-defined codec (rows or groups of
+tokens).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from workbench.kv_cache.codec import SIDES, LoadedCodec, Side, stored_layout
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE
 
-Put = Callable[[Tensor], Tensor]  # returns a tensor of the same shape and type, elsewhere
+Put = Callable[[Tensor], Tensor]  # returns a tensor of the same shape and type in other memory
 
 
 class Pages:
@@ -37,20 +39,20 @@ class Pages:
         self.tensors = tensors
 
     def move(self, put: Put) -> None:
-        """Replace each tensor by what `put` returns for it."""
+        """Replace each tensor by what `put` returns for it, for example a copy in other memory."""
         self.tensors = tuple(map(put, self.tensors))
 
     def kernel_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a compiled step binds, by name."""
+        """Return, by name, the tensors that a compiled step reads and writes directly."""
         return {}
 
 
 class DensePages(Pages):
-    """Keys and values, each [page, kv_head, offset, head_dim]. A layer that chooses pages has summaries of each page's
-    keys, each [page, kv_head, head_dim].
+    """Pages of unquantized keys and values, each [page, kv_head, offset, head_dim]. A layer that selects pages also has
+    summaries of each page's keys, each [page, kv_head, head_dim].
 
-    With multi-head latent attention values are columns of the keys and both are one tensor: backends read it at equal
-    width, and the surplus is cut off.
+    With multi-head latent attention the values are columns of the keys in the same tensor: backends read both at equal
+    width, and surplus columns are cut off.
     """
 
     traceable = True
@@ -77,7 +79,9 @@ class DensePages(Pages):
         return {"keys": self.keys, "values": self.values, **summaries}
 
     def write(self, k: Tensor, v: Tensor, slots: Tensor, backend: Backend = Backend.EAGER) -> None:
-        """Store k and v [token, kv_head, head_dim] in `slots`, counted from the null page's first."""
+        """Store k and v [token, kv_head, head_dim] in `slots`, which are counted from the first slot of the null
+        page.
+        """
         compiled_kernels.kv_write(self.keys, k, slots, backend)
         if self.num_value_columns is None:
             compiled_kernels.kv_write(self.values, v, slots, backend)
@@ -85,8 +89,9 @@ class DensePages(Pages):
             summarize_pages(self.tensors[self.num_sides :], self.keys, slots, self.summary_kinds)
 
     def read(self, q: Tensor, table: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
-        """Return the pages of a table [seq, held], and which of them the queries [token, head, head_dim] choose, where
-        they do."""
+        """Return the pages that `table` [seq, held page] lists; if the layer selects pages, also the pages that the
+        queries [token, head, head_dim] select.
+        """
         kv, selection = PagedKV(self.keys, self.values, table), parameters.selection
         if selection is None:
             return kv
@@ -94,36 +99,35 @@ class DensePages(Pages):
         return kv._replace(chosen=chosen)
 
     def slot_tensors(self) -> tuple[Tensor, ...]:
-        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
+        """Return views [page, kv_head, offset, ...] of all tensors with an entry for each slot."""
         return self.tensors
 
     def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of these pages, which hold `count` tokens: each [page, kv_head, offset, dim]."""
+        """Return the keys and values in these pages, which have `count` tokens: each [page, kv_head, offset, dim]."""
         return self.keys[pages], self.values[pages][..., : self.num_value_columns]
 
     def encode(self, rows: Tensor, side: Side) -> tuple[Tensor, ...]:
-        """Return rows [slot, kv_head, dim] of keys or values as they are stored."""
+        """Return rows [slot, kv_head, dim] of keys or values in the form in which they are stored."""
         return (rows,)
 
 
 class GroupPages(Pages):
-    """Pages that store whole groups of tokens, from the residual pages in which they lay before."""
+    """Pages that store whole groups of tokens, encoded from residual pages."""
 
     @classmethod
     def encode_groups(cls, pages: Sequence[Self], residual: Sequence[DensePages], groups: TokenGroups) -> None:
-        """Encode the same groups of several layers of one spec."""
+        """Encode the same groups of tokens in several layers with one spec, from their residual pages."""
         raise NotImplementedError
 
     def read_groups(
         self, table: Tensor, batch: TokenBatch, mask: Mask, rule: QuantizationRule
     ) -> tuple[QuantizedTensor, QuantizedTensor, Tensor]:
-        """Return the keys and values of groups that a batch reads under a mask, and the table of pages in which they
-        lie."""
+        """Return the keys and the values of the groups that a batch reads under a mask, and a page table for them."""
         raise NotImplementedError
 
 
 class QuantizedPages(GroupPages):
-    """Quantized keys and values of whole groups of tokens (see `PageFormat`)."""
+    """Pages of quantized keys and values, in whole groups of tokens (see `PageFormat`)."""
 
     def __init__(self, shape: KVCacheSpec, pages: int, page_size: int, dtype: torch.dtype, device: str):
         self.formats = shape.page_formats(page_size)
@@ -133,7 +137,7 @@ class QuantizedPages(GroupPages):
 
     @property
     def sides(self) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """Return keys and values."""
+        """Return the quantized tensor of keys, and that of values."""
         count = self.num_key_tensors
         return QuantizedTensor(*self.tensors[:count]), QuantizedTensor(*self.tensors[count:])
 
@@ -155,9 +159,9 @@ class QuantizedPages(GroupPages):
 
 
 class CodecPages(GroupPages):
-    """Pages as a codec encodes them: tensors [page, offset, ...] of rows, [page, block, ...] of groups.
+    """Pages encoded by a codec: tensors [page, offset, ...] of rows, or [page, block, ...] of groups.
 
-    Attention reads the pages of a batch decoded into dense ones, renumbered, so that every backend reads them.
+    For attention, the pages of a batch are decoded into dense, renumbered pages, which every backend can read.
     """
 
     traceable = False
@@ -174,19 +178,19 @@ class CodecPages(GroupPages):
         super().__init__(tuple(zero_pages(size, kind, device) for size, kind in sizes))
 
     def side_tensors(self, side: Side) -> tuple[Tensor, ...]:
-        """Return the tensors of keys, or of values."""
+        """Return the stored tensors of keys, or of values."""
         return self.tensors[: self.num_key_tensors] if side == "keys" else self.tensors[self.num_key_tensors :]
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor, backend: Backend = Backend.EAGER) -> None:
-        """Encode rows (or blocks) of keys and of values, and store them in `slots`, counted from the null page's
-        first."""
+        """Encode rows (or blocks) of keys and of values, and store them in `slots`, which are counted from the first
+        slot of the null page."""
         slots = slots.long()
         for rows, side in zip((keys, values), SIDES, strict=True):
             for stored, encoded in zip(self.side_tensors(side), self.encode(rows, side), strict=True):
                 stored.flatten(0, 1)[slots] = encoded
 
     def read(self, q: Tensor, table: Tensor, batch: TokenBatch, parameters: AttentionParameters) -> PagedKV:
-        """Return the pages of a table [seq, held] that a batch reads under a mask, decoded; the null page comes
+        """Return the pages of a table [seq, held page] that a batch reads under a mask, decoded, with the null page
         first."""
         table = shown_table(table, batch.spans, parameters.mask, self.page_size)
         return PagedKV(*self.decode(table, batch.context_lengths))
@@ -205,11 +209,11 @@ class CodecPages(GroupPages):
         return QuantizedTensor(keys), QuantizedTensor(values), renumbered
 
     def decode(self, table: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the pages of a table [seq, held], each decoded once: keys and values [page, kv_head, offset,
-        head_dim], the null page first, and the table of their new numbers.
+        """Decode each page of `table` [seq, held page] once. Return keys and values [page, kv_head, offset, head_dim],
+        with the null page first, and the table with the new page numbers.
 
-        Sequences have been encoded up to the positions `ends` [seq]. What lies behind, and the null page, is zero: a
-        codec decodes nothing but what it has encoded.
+        Sequences are encoded up to the positions `ends` [seq]. Later positions and the null page are zero: a codec
+        never decodes data that it has not encoded.
         """
         null = torch.full((1,), NULL_PAGE, dtype=table.dtype, device=table.device)
         used, renumbered = torch.cat([null, table.flatten()]).unique(return_inverse=True)
@@ -234,24 +238,25 @@ class CodecPages(GroupPages):
         return found.transpose(1, 2).contiguous()
 
     def slot_tensors(self) -> tuple[Tensor, ...]:
-        """Return views [page, kv_head, offset, ...] of all that a slot holds of its token."""
+        """Return views [page, kv_head, offset, ...] of all tensors with an entry for each slot."""
         return tuple(each.transpose(1, 2) for each in self.tensors)
 
     def held(self, pages: list[int], count: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of these pages, which hold `count` tokens: each [page, kv_head, offset, dim]."""
+        """Return the keys and values in these pages, which have `count` tokens: each [page, kv_head, offset, dim]."""
         device = self.tensors[0].device
         table = torch.tensor([pages], dtype=torch.int32, device=device)
         keys, values, (used,) = self.decode(table, torch.tensor([count], device=device))
         return keys[used.long()], values[used.long()]
 
     def encode(self, rows: Tensor, side: Side) -> tuple[Tensor, ...]:
-        """Return rows [slot, kv_head, dim] of keys or values (or blocks) as they are stored."""
+        """Return rows [slot, kv_head, dim] (or blocks) of keys or values in the form in which they are stored."""
         return self.codec.encode(rows.to(self.dtype), side)
 
 
 def shown_table(table: Tensor, spans: Spans, mask: Mask, page_size: int) -> Tensor:
-    """Return a page table [seq, held] whose pages that no query of the spans sees are the null page. Those behind a
-    window have been freed, and are so already."""
+    """Return `table` [seq, held page] with the null page in place of pages that no query of the spans sees. (Pages that
+    have left a window are freed, and are the null page already.)
+    """
     if isinstance(mask, Causal | SlidingWindow):
         return table
     found = torch.full_like(table, NULL_PAGE)

@@ -1,5 +1,5 @@
-"""Allocate pages of the KV cache, count references, and say which positions a group's pages hold. Integers only, no
-tensors.
+"""Allocate pages of the KV cache, count their references, and compute which positions a cache group stores. Integers
+only, no tensors.
 
     page      0      1      2      3      4      5      6
             | sinks  |  freed     | sliding window ...... |      a window with sink tokens, computed up to here ^
@@ -23,7 +23,7 @@ NULL_PAGE = 0  # never allocated: padding rows write there and unused table entr
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Return the number of pages that hold `tokens` tokens."""
+    """Return the number of pages that `tokens` tokens take."""
     return -(-tokens // page_size)
 
 
@@ -63,8 +63,7 @@ class PagePool:
 
     @property
     def num_available(self) -> int:
-        """Return the pages that a sequence can have: free pages, and evictable ones once the prefix cache
-        drops them."""
+        """Return the number of pages that sequences can get: free pages, and evictable pages of the prefix cache."""
         return len(self._free) + len(self.evictable)
 
     @property
@@ -79,11 +78,13 @@ class PagePool:
         return bool(self._kept[page])
 
     def is_idle(self, page: int) -> bool:
-        """Return whether the prefix cache alone references it."""
+        """Return whether only the prefix cache references the page."""
         return page in self.evictable
 
     def ref_counts(self) -> tuple[list[int], bytes]:
-        """Return copies of the reference counts and cached flags of every page; the null page has 0."""
+        """Return two copies, with an entry for each page: of the reference counts, and of the cached flags. The null
+        page has 0.
+        """
         return self._holders.copy(), bytes(self._kept)
 
     def allocate(self, count: int) -> list[int]:
@@ -93,7 +94,7 @@ class PagePool:
             ValueError: if fewer pages are free.
         """
         if count > len(self._free):
-            raise ValueError(f"{count} pages asked for, {len(self._free)} free")
+            raise ValueError(f"{count} pages requested, {len(self._free)} free")
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
             self._holders[page] = 1
@@ -127,7 +128,7 @@ class PagePool:
         self._kept[page] = 1
 
     def unmark_cached(self, page: int) -> list[int]:
-        """Drop the prefix cache's reference; return the page if that freed it."""
+        """Drop the prefix cache's reference to a page; return the page if it became free."""
         if not self._kept[page]:
             raise ValueError(f"page {page} is not kept")
         self._kept[page] = 0
@@ -141,19 +142,20 @@ class PagePool:
 
 @dataclass(frozen=True)
 class KVCacheGroup:
-    """The pages of `layers`, which a sequence holds in the order of its positions.
+    """A group of layers, `layers`, that share page numbers: a sequence has the same pages in each, in the order of its
+    positions.
 
-    A query at position t reads from them positions p < quantized_until(t + 1) with p >= first_visible(t) or
+    A query at position t reads from these pages the positions p < quantized_until(t + 1) with p >= first_visible(t) or
     p < num_sink_tokens.
     """
 
     layers: tuple[int, ...] = ()
     sliding_window: int | None = None  # a query at position t reads positions > t - sliding_window; None: all
-    num_sink_tokens: int = 0  # and this many first positions, at any distance
-    residual_length: int = 0  # a position is stored after this many later ones are known
-    quant_group: int = 1  # and only in whole groups of this many
-    stride: int = 1  # positions leave the window in whole groups of this many, with the first of a group:
-    # in the residual of a quantized cache a group is read until the quantized cache group has received it
+    num_sink_tokens: int = 0  # first positions that are read at any distance
+    residual_length: int = 0  # a position is stored once this many later positions are known
+    quant_group: int = 1  # positions are stored in whole groups of this many
+    stride: int = 1  # positions leave the window in whole groups of this many, when the first of a group leaves:
+    # in the residual of a quantized cache, a group is read until the quantized cache group has received it
     is_recurrent: bool = False  # a page holds the layers' states after its last computed token (see recurrent.py)
 
     def __post_init__(self) -> None:
@@ -173,20 +175,22 @@ class KVCacheGroup:
 
     @classmethod
     def of_states(cls, layers: tuple[int, ...] = ()) -> KVCacheGroup:
-        """Return the group of recurrent layers: a step reads the state after the token before it, no other page."""
+        """Return the cache group of recurrent layers: a step reads only the page with the state after the previous
+        token.
+        """
         return cls(layers, sliding_window=2, is_recurrent=True)
 
     @property
     def is_delayed(self) -> bool:
-        """Return whether positions reach this group later than they are computed."""
+        """Return whether this group stores positions later than they are computed."""
         return self.residual_length > 0 or self.quant_group > 1
 
     def quantized_until(self, computed: int) -> int:
-        """Return the end of the positions [0, end) that it holds when `computed` tokens are known."""
+        """Return the end of the positions [0, end) that this group stores when `computed` tokens are known."""
         return max(0, (computed - self.residual_length) // self.quant_group * self.quant_group)
 
     def first_visible(self, position: int) -> int:
-        """Return the lowest position, besides the sink tokens, that a query at `position` or later reads."""
+        """Return the lowest position, sink tokens excluded, that a query at `position` or later reads."""
         return (
             0
             if self.sliding_window is None
@@ -194,13 +198,15 @@ class KVCacheGroup:
         )
 
     def out_of_window_pages(self, computed: int, page_size: int) -> range:
-        """Return the page indices in the sequence that no query from position `computed` on reads."""
+        """Return the indices, in the sequence's page list, of the pages that no query from position `computed` on
+        reads.
+        """
         front = pages_for(self.num_sink_tokens, page_size)
         return range(front, max(front, min(self.first_visible(computed), self.quantized_until(computed)) // page_size))
 
     def pages_needed(self, start: int, end: int, page_size: int) -> tuple[range, range]:
-        """Return the page indices that a step over positions [start, end) reads or writes: those of the sinks, and the
-        others.
+        """Return two ranges of indices in the sequence's page list, which a step over positions [start, end) reads or
+        writes: the pages of sinks, and all other pages.
 
         With start = end = m: the pages that a prefix of m tokens needs before position m can be computed.
         """
@@ -211,33 +217,37 @@ class KVCacheGroup:
         )
 
     def next_page_boundary(self, computed: int, page_size: int) -> int:
-        """Return the number of known tokens, above `computed`, at which another page becomes full or unreachable."""
+        """Return the first number of known tokens, above `computed`, at which another page becomes full or
+        unreachable.
+        """
         full = (self.quantized_until(computed) // page_size + 1) * page_size
         full = -(-full // self.quant_group) * self.quant_group + self.residual_length
         if self.sliding_window is None:
             return full
         beyond = -(
             -(self.first_visible(computed) // page_size + 1) * page_size // self.stride
-        )  # in strides: the end of the next page to leave the window
+        )  # with strides: the end of the next page to leave the window
         return min(full, (beyond - 1) * self.stride + self.sliding_window)
 
     def num_pages(self, computed: int, known: int, max_chunk_tokens: int, page_size: int, drafted: int = 0) -> int:
-        """Return the length of a sequence's list of pages for the step after `computed` tokens, at the end of which
-        `known` are; `drafted` tokens follow them."""
+        """Return the length of a sequence's page list for the step from `computed` to `known` tokens, followed by
+        `drafted` draft tokens.
+        """
         cut = self.sliding_window is not None and known > computed + max_chunk_tokens
         return pages_for(self.quantized_until(computed + max_chunk_tokens if cut else known + drafted), page_size)
 
     def max_pages(self, tokens: int, max_chunk_tokens: int, page_size: int) -> int:
-        """Return the most pages that a sequence of `tokens` tokens needs at once, with at most `max_chunk_tokens`
-        tokens per step. Of states these are two: the one that a step reads, and the one that it writes."""
+        """Return the maximum number of pages that a sequence of `tokens` tokens needs at once, with at most
+        `max_chunk_tokens` tokens per step. For states it is two: one that a step reads and one that it writes.
+        """
         if self.is_recurrent:
             return min(tokens, 2)
         stop = self.quantized_until(tokens)
         if self.sliding_window is None:
             return pages_for(stop, page_size)
         front = pages_for(self.num_sink_tokens, page_size)
-        # The longest run of positions that one step touches, placed where it meets the most pages: at the last
-        # position of the first page after the sink tokens where a stride may begin, or, in a shorter text, at its end.
+        # Place the longest run of positions of one step where it touches the most pages: at the last position of the
+        # first page after the sink tokens where a stride may begin, or at the end of a shorter text.
         length = min(
             stop,
             max(self.sliding_window, self.residual_length + self.quant_group)
@@ -275,29 +285,31 @@ class Eviction(NamedTuple):
 
 @dataclass
 class PageTransfers:
-    """Page transfers of one step, in order of execution: evictions, swap-outs to CPU, copies, swap-ins from CPU.
+    """The page transfers of one step, in order of execution: evictions, swap-outs to CPU, copies, swap-ins from CPU.
 
     The source page of a swap-out or copy may have a new owner already, but it has not been written yet.
     """
 
     evictions: list[Eviction] = field(default_factory=list)
-    swap_outs: list[tuple[int, int, int]] = field(default_factory=list)  # group, page, CPU page
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # group, page, the page that becomes its copy
-    swap_ins: list[tuple[str, int, int, int]] = field(default_factory=list)  # request, group, CPU page, page
+    swap_outs: list[tuple[int, int, int]] = field(default_factory=list)  # (group, page, CPU page)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, page, the page for the copy)
+    swap_ins: list[tuple[str, int, int, int]] = field(default_factory=list)  # (request, group, CPU page, page)
 
     def __bool__(self) -> bool:
         return bool(self.evictions or self.swap_outs or self.copies or self.swap_ins)
 
     def source_page(self, group: int, page: int) -> int:
-        """Return the page that has the contents of `page` until the transfers are executed."""
+        """Return the page that has the contents of `page` until these transfers are executed."""
         return next((s for t, s, target in self.copies if (t, target) == (group, page)), page)
 
     def source_cpu_page(self, group: int, page: int) -> int | None:
-        """Return the CPU page that `page` is to be loaded from, or None."""
+        """Return the CPU page from which `page` will be loaded; None if it will not be."""
         return next((place for _, t, place, target in self.swap_ins if (t, target) == (group, page)), None)
 
     def copy(self, request_id: str, group: int, page: int, target: int) -> None:
-        """Plan a copy of `page`, or of the CPU page that it is still to be loaded from, to `target`."""
+        """Plan a copy of `page` to `target`. If `page` itself has yet to be loaded from a CPU page, plan to load that
+        CPU page into `target`.
+        """
         place = self.source_cpu_page(group, page)
         if place is None:
             self.copies.append((group, page, target))
@@ -305,6 +317,6 @@ class PageTransfers:
             self.swap_ins.append((request_id, group, place, target))
 
     def drop_targets(self, group: int, pages: set[int]) -> None:
-        """Drop transfers into `pages`, which were freed."""
+        """Drop the planned transfers into `pages`, which were freed."""
         self.copies = [copy for copy in self.copies if copy[0] != group or copy[2] not in pages]
         self.swap_ins = [load for load in self.swap_ins if load[1] != group or load[3] not in pages]

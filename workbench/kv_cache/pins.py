@@ -1,7 +1,7 @@
-"""Pin prefixes: a promise to evict them last, until a time. Integers only.
+"""Pin prefixes for some time: pinned pages are evicted last. Integers only.
 
-A pin only orders eviction. It is no reference: where nothing else is left, pinned pages are evicted too, those whose
-pins end first before the others, so a pin never makes a request wait or fail.
+A pin only affects the order of eviction. It is not a reference: if no other page is left, pinned pages are evicted too,
+in the order in which their pins end. So a pin never makes a request wait or fail.
 
     evicted first |  not pinned, least recently used  |  pinned, by the end of the pin  | evicted last
 """
@@ -15,18 +15,19 @@ from workbench.kv_cache.radix_tree import RadixNode
 
 
 class PrefixPins:
-    """The pins of a prefix cache. All nodes before a pinned one are pinned at least as long.
+    """The pinned nodes of a prefix cache. All nodes before a pinned node are pinned at least as long.
 
     Args:
-        max_nodes: nodes, each of one page a cache group, that may be pinned at once.
+        max_nodes: maximum number of nodes pinned at once; a node has one page per cache group.
         clock: returns seconds.
-        max_salt_nodes: those of one salt, which is a tenant's; `max_nodes` unless given. The empty salt is no tenant's.
+        max_salt_nodes: the maximum for one salt, i.e. one tenant; default `max_nodes`. The empty salt belongs to no
+            tenant and has no such limit.
     """
 
     def __init__(self, max_nodes: int, clock: Callable[[], float], max_salt_nodes: int | None = None):
         self.max_nodes, self.clock = max_nodes, clock
         self.max_salt_nodes = max_nodes if max_salt_nodes is None else max_salt_nodes
-        # Pinned at some time, by salt; those whose pin has ended leave at the next pin.
+        # Pinned nodes by salt; expired ones are removed at the next pin.
         self._nodes: dict[RadixNode, str] = {}
 
     @property
@@ -39,10 +40,11 @@ class PrefixPins:
         return bool(node.pin_seconds) and self.clock() < node.pinned_until
 
     def pin(self, path: Sequence[RadixNode], seconds: float, salt: str = "") -> int:
-        """Pin the nodes of `path`, which has this salt, from the first on, for `seconds` from now; a longer pin stays.
+        """Pin the nodes of `path`, from the first on, for `seconds` from now under this salt; a longer pin stays
+        unchanged.
 
         Returns:
-            the number of nodes that are pinned: fewer than asked where `max_nodes` are, or `max_salt_nodes` of its own.
+            the number of nodes pinned; fewer if `max_nodes`, or `max_salt_nodes` of this salt, is reached.
         """
         self._drop_ended()
         now, counts = self.clock(), Counter(self._nodes.values())
@@ -58,7 +60,7 @@ class PrefixPins:
         return len(path)
 
     def renew(self, nodes: Iterable[RadixNode]) -> None:
-        """Let the pins of `nodes`, which a request was served from, count from now."""
+        """Restart the pins of `nodes` now, since a request has used them."""
         if self._nodes:
             now = self.clock()
             for node in nodes:
@@ -66,14 +68,14 @@ class PrefixPins:
                     node.pinned_until = max(node.pinned_until, now + node.pin_seconds)
 
     def victims(self, pages: Iterable[int], node_of: Mapping[int, RadixNode], count: int) -> list[int]:
-        """Return the first `count` of `pages`, in least-recently-used order, that are to be evicted."""
+        """Return `count` of `pages`, which are in least-recently-used order: those to evict first."""
         free: list[int] = []
         pinned: list[int] = []
         for page in pages:
             if len(free) == count:
                 return free
             (pinned if self._nodes and self.is_pinned(node_of[page]) else free).append(page)
-        pinned.sort(key=lambda page: node_of[page].pinned_until)  # of one path the last leaves first: sorting is stable
+        pinned.sort(key=lambda page: node_of[page].pinned_until)  # stable: the last node of a path is evicted first
         return (free + pinned)[:count]
 
     def clear(self) -> None:

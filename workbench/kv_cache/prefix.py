@@ -1,8 +1,8 @@
 """Reuse pages across requests with the same prefix: a radix tree over full pages.
 
 A page that no sequence references is evictable. It stays until its pool runs short or its TTL ends. Eviction takes the
-least recently used first, leaves before their parents, and pinned prefixes last (see pins.py). With CPU pages it is
-swapped out before it is lost. Integers only.
+least recently used first, leaves before their parents, and pinned prefixes last (see pins.py). With CPU pages, a page
+is swapped out before it is lost. Integers only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from workbench.kv_cache.radix_tree import RadixNode, RadixTree
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """The longest known prefix: its tokens and each group's pages.
+    """The longest cached prefix of a request: its tokens, and its pages by cache group.
 
-    NULL_PAGE marks a page that is not needed or must come from the CPU; `on_cpu` lists the latter as (group, index in
-    the sequence, node).
+    NULL_PAGE marks a page that is not needed or must be loaded from the CPU; `on_cpu` lists the latter as (group, index
+    in the sequence, node).
     """
 
     num_tokens: int
@@ -35,19 +35,20 @@ class PrefixMatch:
         return sum(page != NULL_PAGE for pages in self.pages for page in pages) + len(self.on_cpu)
 
     def num_resident_pages(self, group: int) -> int:
-        """Return the number of a group's pages that are not on the CPU."""
+        """Return the number of pages of a cache group in the match that are not on the CPU."""
         return len(self.pages[group]) - sum(t == group for t, _, _ in self.on_cpu)
 
     def has_page(self, group: int, place: int) -> bool:
-        """Return whether a page was found for index `place`."""
+        """Return whether the match has a page for index `place` of the sequence's page list."""
         here = place < len(self.pages[group]) and self.pages[group][place] != NULL_PAGE
         return here or any((group, place) == (t, at) for t, at, _ in self.on_cpu)
 
 
 @dataclass
 class RadixPath:
-    """A sequence's path in the tree, with visited pages by group. A stale path is from before `clear`, and inserts
-    nothing."""
+    """A sequence's path in the tree, with its pages by cache group. A stale path was started before `clear` and inserts
+    no pages.
+    """
 
     nodes: list[RadixNode]
     num_visited_pages: list[int]
@@ -60,11 +61,11 @@ class RadixCache:
     Args:
         pools: page pools, by cache group.
         groups: cache groups.
-        ttl: seconds that an unused page stays after its last use; None: no limit.
+        ttl: lifetime in seconds of an unused page after its last use; None: no limit.
         clock: returns seconds.
         cpu_pools: CPU page pools, by cache group; none without offloading.
-        pinned_share: of the pages of each group that may be pinned at once.
-        tenant_pinned_share: of these, for requests of one salt.
+        pinned_share: fraction of each group's pages that may be pinned at once.
+        tenant_pinned_share: fraction of the pinnable pages that the requests of one salt may pin.
     """
 
     def __init__(
@@ -83,22 +84,23 @@ class RadixCache:
         self.tree = RadixTree(pools, groups, cpu_pools)
         max_pinned = int(pinned_share * min(pool.num_pages for pool in self.pools))
         self.pins = PrefixPins(max_pinned, clock, int(tenant_pinned_share * max_pinned))
-        self.written_tokens = 0  # new tokens inserted so far, each counted once for all groups
+        self.written_tokens = 0  # number of tokens inserted so far, counted once for all groups
         self._paths: dict[int, RadixPath] = {}
         self._entered: dict[int, dict[tuple[RadixNode, int], None]] = {}  # inserted by each unfinished sequence
 
     def set_clock(self, clock: Callable[[], float]) -> None:
-        """Read the time of last uses from `clock` from now on."""
+        """Use `clock` from now on to record the times of last use."""
         self.clock = self.pins.clock = clock
 
     @property
     def num_pages(self) -> int:
-        """Return the number of pages that it references, shared ones included."""
+        """Return the number of cached pages, shared ones included."""
         return sum(len(nodes) for nodes in self.tree.node_of)
 
     def match_prefix(self, ids: Sequence[int], salt: str = "") -> PrefixMatch:
-        """Return the known prefix of `ids` for requests with `salt`; never all of it, since the last token must be
-        computed."""
+        """Return the cached prefix of `ids` for requests with `salt`. The match never includes the last token, which
+        must be computed.
+        """
         now = self._expire()
         path = list(itertools.takewhile(lambda node: not self._over(node, now), self.tree.match_prefix(ids, salt)))
         unbroken = [self._unbroken(path, t) for t, table in enumerate(self.groups) if table.sliding_window is None]
@@ -109,7 +111,7 @@ class RadixCache:
         return PrefixMatch(0, tuple([] for _ in self.groups))
 
     def acquire(self, key: int, match: PrefixMatch) -> None:
-        """Reference the matched pages for sequence `key`."""
+        """Add references to the matched pages, for the sequence `key`."""
         now = self.clock()
         for pool, pages in zip(self.pools, match.pages, strict=True):
             pool.acquire(page for page in pages if page != NULL_PAGE)
@@ -119,25 +121,26 @@ class RadixCache:
         self._start_path(key, list(match.nodes), match.num_tokens)
 
     def pin(self, ids: Sequence[int], salt: str, seconds: float) -> int:
-        """Keep the whole pages of the prefix `ids` for `seconds` after their last use, as long as anything else can be
-        evicted.
+        """Pin the whole pages of the prefix `ids` until `seconds` after their last use: they are evicted only if no
+        other page can be.
 
         Returns:
-            the number of tokens that are pinned: whole pages of tokens that were inserted, as far as the shares allow.
+            the number of pinned tokens: those of full pages in the tree, as far as `pinned_share` and
+            `tenant_pinned_share` allow.
         """
-        path = [*self.tree.match_prefix([*ids, 0], salt)]  # it never matches the last
+        path = [*self.tree.match_prefix([*ids, 0], salt)]  # a match never includes the last token
         return self.pins.pin(path, seconds, salt) * self.page_size
 
     def take_cpu_pages(self, match: PrefixMatch) -> list[int]:
-        """Return the CPU pages of a match, which belong to the caller from now on."""
+        """Return the CPU pages of a match; the caller owns them from now on."""
         return [self.tree.take_cpu_page(node, t) for t, _, node in match.on_cpu]
 
     def attach_page(self, key: int, node: RadixNode, group: int, page: int) -> None:
-        """Attach `page` of sequence `key`, which will hold what the node had on the CPU."""
+        """Attach `page` of the sequence `key` to `node`, whose contents will be loaded into it from the CPU."""
         self._keep(key, node, group, page)
 
     def fork(self, key: int, other: int, tokens: int) -> None:
-        """Start the path of sequence `other` as the first `tokens` tokens of sequence `key`."""
+        """Start the path of the sequence `other` with the first `tokens` tokens of the sequence `key`."""
         lease = self._paths.get(key)
         if lease is not None:
             path = lease.nodes[: tokens // self.page_size]
@@ -147,10 +150,10 @@ class RadixCache:
     def insert(
         self, key: int, ids: Sequence[int], salt: str, computed: int, pages: tuple[list[int], ...]
     ) -> list[tuple[int, int, int]]:
-        """Insert the full pages of sequence `key`, of which `computed` tokens are known.
+        """Insert the full pages of the sequence `key`, of which `computed` tokens are known, into the tree.
 
         Returns:
-            (group, index, page) for tokens with a page already: the caller references it in place of its own.
+            (group, index, page) for each page of tokens that is already cached: the caller replaces its own page by it.
         """
         lease = self._paths.get(key) or self._start_path(key, [], 0)
         adopted: list[tuple[int, int, int]] = []
@@ -175,7 +178,7 @@ class RadixCache:
         return adopted
 
     def release(self, key: int) -> None:
-        """End the path of sequence `key`, whose pages are released next; inserted pages stay."""
+        """End the path of sequence `key` before its pages are released; inserted pages stay."""
         lease = self._paths.pop(key, None)
         if lease is None or not lease.nodes:
             return
@@ -186,7 +189,7 @@ class RadixCache:
         self.tree.prune(lease.nodes[-1])
 
     def finish(self, key: int, failed: bool = False) -> list[list[int]]:
-        """Forget sequence `key` for good. If it is `failed`, drop every page it ever inserted, before a preemption too.
+        """Forget the sequence `key`. If it `failed`, drop every page that it inserted, also before a preemption.
 
         Returns:
             the pages that became free, by cache group.
@@ -195,7 +198,7 @@ class RadixCache:
         entered = self._entered.pop(key, {})
         for node, t in entered if failed else ():
             if node.cpu_pages[t] == NULL_PAGE and node.pages[t] == NULL_PAGE:
-                continue  # dropped meanwhile, and maybe no longer in the tree
+                continue  # dropped in the meantime; the node may have left the tree
             self.tree.free_cpu_page(node, t)
             if node.pages[t] != NULL_PAGE:
                 freed[t] += self.tree.detach_page(node, t)
@@ -209,7 +212,7 @@ class RadixCache:
         for page in self.pins.victims(pool.evictable, tree.node_of[group], count):
             node, place = tree.node_of[group][page], NULL_PAGE
             if transfers is not None and transfers.source_cpu_page(group, page) is None:
-                # No pinned page is lost for one that is not.
+                # A pinned page is never lost in favour of an unpinned one.
                 place = tree.allocate_cpu_page(group, self._victim_on_cpu if self.pins.is_pinned(node) else self._spare)
             tree.detach_page(node, group)
             if transfers is not None and place != NULL_PAGE:
@@ -219,7 +222,7 @@ class RadixCache:
                 tree.page_lost(node, group)
 
     def pop_freed(self) -> list[tuple[int, int]]:
-        """Return the (group, page) pairs that it freed since the last call."""
+        """Return the (group, page) pairs freed since the last call."""
         return self.tree.pop_freed()
 
     def num_available_cpu_pages(self, group: int) -> int:
@@ -227,29 +230,29 @@ class RadixCache:
         return self.tree.cpu_pools[group].num_free + len(self.tree.on_cpu[group])
 
     def allocate_cpu_page(self, group: int) -> int:
-        """Return a free CPU page, or that of the swapped-out page that is evicted next."""
+        """Return a free CPU page of a cache group, or else the CPU page that is evicted next."""
         return self.tree.allocate_cpu_page(group, self._victim_on_cpu)
 
     def _victim_on_cpu(self, group: int) -> RadixNode | None:
-        """Return the node that loses its CPU page next."""
+        """Return the next victim: the node that loses its CPU page."""
         found = self.pins.victims(self.tree.on_cpu[group], self.tree.on_cpu[group], 1)
         return self.tree.on_cpu[group][found[0]] if found else None
 
     def _spare(self, group: int) -> RadixNode | None:
-        """Return it unless it is pinned."""
+        """Return the node unless it is pinned."""
         node = self._victim_on_cpu(group)
         return None if node is None or self.pins.is_pinned(node) else node
 
     def drop_pages(self, group: int, pages: Iterable[int]) -> None:
-        """Drop cached pages of a group that no sequence references."""
+        """Drop cached pages of a cache group that no sequence references."""
         for page in pages:
-            if page in self.tree.node_of[group]:  # not dropped with its node meanwhile
+            if page in self.tree.node_of[group]:  # unless already dropped with its node
                 node = self.tree.node_of[group][page]
                 self.tree.detach_page(node, group)
                 self.tree.page_lost(node, group)
 
     def clear(self) -> None:
-        """Drop every page; sequences in progress keep theirs and insert none of them again."""
+        """Drop every page from the tree; running sequences keep their pages but do not insert them again."""
         for lease in self._paths.values():
             if lease.nodes:
                 lease.nodes[-1].ref_count -= 1
@@ -259,7 +262,7 @@ class RadixCache:
         self.tree.clear()
 
     def _unbroken(self, path: list[RadixNode], table: int) -> tuple[int, int]:
-        """Return a group without a window, and the length of its unbroken run of pages on the path."""
+        """Return a group without a window, and the number of consecutive pages that it has on the path."""
         has = (node.pages[table] or node.cpu_pages[table] for node in path)
         return table, next((place for place, page in enumerate(has) if page == NULL_PAGE), len(path))
 
@@ -290,7 +293,7 @@ class RadixCache:
         return lease
 
     def _expire(self) -> float:
-        """Free evictable pages whose TTL is over, oldest first; return the present time."""
+        """Free evictable pages with an expired TTL, oldest first; return the current time."""
         now = self.clock()
         if self.ttl is not None:
             for t, (pool, hosted) in enumerate(zip(self.pools, self.tree.on_cpu, strict=True)):
@@ -303,7 +306,7 @@ class RadixCache:
         return now
 
     def _expired(self, nodes: Iterable[RadixNode], now: float) -> Iterator[RadixNode]:
-        """Yield the nodes, oldest first, whose TTL is over; pinned ones may stand before them."""
+        """Yield the nodes with an expired TTL, oldest first; pinned nodes may precede them."""
         for node in nodes:
             if self._over(node, now):
                 yield node

@@ -1,8 +1,8 @@
-"""A radix tree over full pages of tokens, with the pages (GPU or CPU) that hold their keys and values.
+"""Store a radix tree over full pages of tokens, with the pages (GPU or CPU) of their keys and values.
 
     root(salt) -- page of tokens 0.. -- page of tokens S.. -- ...        a node: one full page per cache group, or none
 
-Children are found by their whole page of tokens, so nothing depends on a hash being unique. Integers only.
+Children are looked up by their whole page of tokens, so hash collisions do no harm. Integers only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
 
 
 class RadixNode:
-    """A page of tokens that follows its parent's (a root's is its salt), with its pages and CPU pages by
-    cache group."""
+    """One page of tokens, which follows its parent's page (a root has a salt instead), with its pages and CPU pages by
+    cache group.
+    """
 
     __slots__ = (
         "children", "cpu_pages", "last_used", "pages", "parent", "pin_seconds", "pinned_until", "ref_count", "tokens",
@@ -27,19 +28,21 @@ class RadixNode:
         self.children: dict[tuple[int, ...], RadixNode] = {}
         self.pages = [NULL_PAGE] * num_groups
         self.cpu_pages = [NULL_PAGE] * num_groups
-        self.ref_count = 0  # sequences whose path ends here
+        self.ref_count = 0  # number of sequences with a path that ends here
         self.last_used = now  # time of the last match, insertion or release by a sequence
-        self.pin_seconds = self.pinned_until = 0.0  # see pins.py: how long after a use, and until when
+        self.pin_seconds = self.pinned_until = 0.0  # see pins.py: duration of the pin after a use, and its end
 
     @property
     def is_attached(self) -> bool:
-        """Return whether it is still in the tree."""
-        assert not isinstance(self.tokens, str)  # of a root nothing hangs on
+        """Return whether the node is still in the tree."""
+        assert not isinstance(self.tokens, str)  # a root has no page of tokens
         return self.parent is not None and self.parent.children.get(self.tokens) is self
 
 
 class RadixTree:
-    """A tree that references every page of its nodes (see PagePool), and CPU pages for those swapped out."""
+    """The tree itself: it has a reference to every page of its nodes (see PagePool), and owns the CPU pages of nodes
+    that were swapped out.
+    """
 
     def __init__(self, pools: Sequence[PagePool], groups: Sequence[KVCacheGroup], cpu_pools: Sequence[PagePool]):
         self.pools, self.groups, self.cpu_pools = tuple(pools), tuple(groups), tuple(cpu_pools)
@@ -50,7 +53,7 @@ class RadixTree:
         self._freed: list[tuple[int, int]] = []
 
     def match_prefix(self, ids: Sequence[int], salt: str) -> Iterator[RadixNode]:
-        """Yield the nodes of the longest known prefix of `ids` without its last token."""
+        """Yield the nodes of the longest cached prefix of `ids`, not counting its last token."""
         node = self.roots.get(salt)
         for end in range(self.page_size, len(ids), self.page_size):
             node = node.children.get(tuple(ids[end - self.page_size : end])) if node is not None else None
@@ -78,13 +81,13 @@ class RadixTree:
         node.ref_count += 1
 
     def attach_page(self, node: RadixNode, group: int, page: int) -> None:
-        """Attach `page`, which a sequence holds, to `node`."""
-        self.free_cpu_page(node, group)  # the page replaces its copy on the CPU
+        """Attach a sequence's `page` to `node`."""
+        self.free_cpu_page(node, group)  # the page replaces the CPU page
         self.pools[group].mark_cached(page)
         node.pages[group], self.node_of[group][page] = page, node
 
     def detach_page(self, node: RadixNode, group: int) -> list[int]:
-        """Detach a node's page; return it if that freed it."""
+        """Detach a node's page; return the page if it became free."""
         page, node.pages[group] = node.pages[group], NULL_PAGE
         del self.node_of[group][page]
         freed = self.pools[group].unmark_cached(page)
@@ -97,8 +100,9 @@ class RadixTree:
         return freed
 
     def page_lost(self, node: RadixNode, group: int) -> None:
-        """Handle the loss of a node's page. If every later query reads that group, the node's other pages are useless
-        and dropped."""
+        """Update the tree after a node lost its page of a cache group. If every later query reads that group, the
+        node's other pages are useless and are dropped too.
+        """
         if self.groups[group].sliding_window is None:
             for t, page in enumerate(node.pages):
                 self.free_cpu_page(node, t)
@@ -107,7 +111,7 @@ class RadixTree:
         self.prune(node)
 
     def prune(self, node: RadixNode | None) -> None:
-        """Remove nodes that hold nothing and lead nowhere."""
+        """Remove `node` if it is a leaf without pages, and then its parents in the same way."""
         while node is not None and not node.children and not node.ref_count and not any(node.pages + node.cpu_pages):
             if isinstance(node.tokens, str):
                 self.roots.pop(node.tokens, None)
@@ -116,8 +120,9 @@ class RadixTree:
             node = node.parent
 
     def allocate_cpu_page(self, group: int, victim: Callable[[int], RadixNode | None]) -> int:
-        """Return a free CPU page, or that of the swapped-out node that `victim` names for a group; NULL_PAGE for
-        none."""
+        """Return a free CPU page, or else the CPU page of the node that `victim` returns for a cache group; NULL_PAGE
+        if there is none.
+        """
         if not self.cpu_pools:
             return NULL_PAGE
         if not self.cpu_pools[group].num_free and (node := victim(group)) is not None:

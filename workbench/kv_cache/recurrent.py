@@ -1,4 +1,4 @@
-"""Own the states of recurrent layers (state-space, linear attention, short convolutions) as pages. Integers only.
+"""Manage the states of recurrent layers (state-space, linear attention, short convolutions) as pages. Integers only.
 
     tokens     | 0 ........ S | S ....... 2S | 2S ... c        c are computed; a page has room for S tokens
     pages        snapshot       snapshot       state           index i: the state after the last computed token there
@@ -6,9 +6,9 @@
                                                                after each draft token that it verifies
     snapshots                                                  written by the next step, where it ends a page on the way
 
-A step never overwrites the state that it reads. So one that failed or was interrupted is computed again, forked
-sequences share a state until they go on, and rejected drafts leave the state after the last accepted token as it is.
-Snapshots serve the prefix cache. They take only pages that nothing else of the step needs, the latest first.
+A step never overwrites the state that it reads. So a failed or interrupted step can be computed again, forked sequences
+share a state until they continue, and rejected drafts do not change the state after the last accepted token. Snapshots
+serve the prefix cache. They only take pages that the rest of the step does not need, the latest first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ def state_page(pages: list[int], computed: int, page_size: int) -> int:
 
 
 def snapshot_places(start: int, known: int, page_size: int) -> range:
-    """Return the indices of the pages of tokens that end within a step over [start, known), before its last token."""
+    """Return the indices, in the page list, of the pages that end within a step over [start, known), before its last
+    token.
+    """
     return range(start // page_size, (known - 1) // page_size)
 
 
 def written_states(states: StatePages, start: int, known: int, end: int, page_size: int) -> dict[int, int]:
-    """Return the pages that a step over [start, end) writes, by the number of tokens after which they hold the state.
+    """Return, by number of tokens, the pages to which a step over [start, end) writes the state after these tokens.
 
     Args:
         states: the pages that were allocated.
@@ -45,9 +47,9 @@ def written_states(states: StatePages, start: int, known: int, end: int, page_si
 def commit_states(
     sequence: Sequence, group: int, pool: PagePool, start: int, known: int, end: int, page_size: int
 ) -> None:
-    """Put the states that a step over [start, end) wrote in their places, up to the computed tokens of `sequence`.
+    """Keep the states that a step over [start, end) wrote, up to the computed tokens of `sequence`.
 
-    The page with the state before them becomes the spare one if no other holds it; what is left over is released.
+    The page with the previous state becomes the spare page if it has no other reference; other pages are released.
     """
     states, pages, computed = sequence.states[group], sequence.pages[group], sequence.num_computed_tokens
     written = written_states(states, start, known, end, page_size)

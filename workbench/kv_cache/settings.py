@@ -12,7 +12,7 @@ PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class NoPrefixCache(Settings):
-    """Compute every prompt."""
+    """Compute every prompt: no prefix cache."""
 
     kind: Literal["off"] = "off"
 
@@ -20,8 +20,9 @@ class NoPrefixCache(Settings):
 class RadixPrefixCache(Settings):
     """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use.
 
-    Requests may pin beginnings of their prompts, which are evicted last: up to `pinned_share` of the pages. Of these
-    a tenant (the requests of one `cache_salt`) may pin `tenant_pinned_share`; requests without a salt may pin all.
+    Requests may pin prefixes of their prompts, up to a fraction `pinned_share` of the pages; pinned pages are evicted
+    last. A tenant (the requests of one `cache_salt`) may pin a fraction `tenant_pinned_share` of these; requests
+    without a salt may pin all.
     """
 
     kind: Literal["radix"] = "radix"
@@ -31,7 +32,7 @@ class RadixPrefixCache(Settings):
 
 
 class NoOffload(Settings):
-    """Recompute a preempted sequence."""
+    """Recompute a preempted sequence: no offloading."""
 
     kind: Literal["none"] = "none"
 
@@ -47,12 +48,12 @@ class FileOffload(Settings):
     """Swap pages out to a memory-mapped file of `bytes`, which is removed with the runner."""
 
     kind: Literal["file"] = "file"
-    path: str  # of the file, which is made
+    path: str  # path of the file to create
     bytes: Count = 2**30
 
 
 def _prefix_by_kind(value: Any) -> Any:
-    """Accept a kind alone; YAML reads a bare `off` as False."""
+    """Accept a bare kind; YAML reads an unquoted `off` as False."""
     if isinstance(value, dict) and value.get("kind") is False:
         return {**value, "kind": "off"}
     return {"kind": "off" if value is False else value} if isinstance(value, str | bool) else value

@@ -1,4 +1,4 @@
-"""Store the states of a recurrent layer, one a page, and run its recurrence over the spans of a batch."""
+"""Store the states of a recurrent layer, one per page, and run its recurrence over the spans of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from workbench.kv_cache.page_formats import Pages
 
 
 class StateLayer(CacheLayer):
-    """One layer's states, a tensor [page, ...] for each part. They are float32, or float64 where the model is."""
+    """The recurrent states of one layer: for each part of the state a tensor [page, ...], in float32, or float64 if the
+    model is.
+    """
 
     def __init__(self, shape: StateShape, group: int, pages: int, dtype: torch.dtype, device: str):
         self.group = group
@@ -23,9 +25,11 @@ class StateLayer(CacheLayer):
         self.pages = {group: self.stored}
 
     def scan(self, rows: Tensor, batch: TokenBatch, recurrence: Recurrence) -> Tensor:
-        """Run `recurrence` over each span of rows [token, columns], from the state before it: [token, columns].
+        """Run `recurrence` over each span of rows [token, columns], starting from the state before the span: [token,
+        columns].
 
-        Decodes run together, other spans one by one, cut where a state is stored. A text begins with zeros.
+        Decodes run together; other spans run one by one, split where a state is stored. The first state of a text is
+        zero.
         """
         starts, slots = batch.span_starts.tolist(), batch.slot_mapping[self.group].tolist()
         begins = batch.positions[batch.span_starts[:-1].long()] == 0
@@ -51,7 +55,7 @@ class StateLayer(CacheLayer):
         return torch.cat(found)
 
     def _store(self, pages: list[int], states: States) -> None:
-        """Store states [seq, ...] in `pages`; what goes to the null page is never read."""
+        """Store states [seq, ...] in `pages`; states in the null page are never read."""
         index = torch.tensor(pages, device=self.stored.tensors[0].device)
         for part, values in zip(self.stored.tensors, states, strict=True):
             part[index] = values

@@ -18,7 +18,7 @@ from workbench.kv_cache.states import StateLayer
 
 
 def check_page_size(specs: Iterable[KVCacheSpec], page_size: int) -> None:
-    """Raise WorkbenchError where a layer chooses among pages of another size."""
+    """Raise WorkbenchError if a layer selects pages of another size than `page_size`."""
     for layer, shape in enumerate(specs):
         if shape.summaries is not None and shape.summaries.page_size != page_size:
             wanted = shape.summaries.page_size
@@ -27,9 +27,9 @@ def check_page_size(specs: Iterable[KVCacheSpec], page_size: int) -> None:
 
 
 class KVStore:
-    """All layers' pages. Cache groups may have different numbers of pages.
+    """The pages of all layers. Cache groups may have different numbers of pages.
 
-    `on_layer` is called with the number of each layer that was computed, by programs that call them one by one.
+    `on_layer` is called with the index of each computed layer, by programs that run layers one by one.
     """
 
     on_layer: Callable[[int], None] | None = None
@@ -74,62 +74,64 @@ class KVStore:
 
     @property
     def residual_length(self) -> int | None:
-        """Return the tokens of one sequence that a step may compute and quantize beforehand (`quantize_pending`); None:
-        any."""
+        """Return the maximum number of tokens that one sequence may compute in a step that quantizes beforehand
+        (`quantize_pending`); None if there is no limit.
+        """
         return min(
             (shape.quantization_rule.residual_length for shape in self.specs if shape.keeps_residual), default=None
         )
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that the tensors hold."""
+        """Return the number of bytes of all tensors."""
         return sum(tensor.nbytes for group in range(len(self.groups)) for tensor in self.page_tensors(group))
 
     @property
     def codec_tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of the layers' codecs that all tokens share (codebooks, bases, scales); they are in no
-        page, and not in `bytes`."""
+        """Return the codecs' own tensors, which all tokens share (codebooks, bases, scales); they are not in pages and
+        not counted in `bytes`.
+        """
         codecs = dict.fromkeys(shape.codec for shape in self.specs if shape.codec is not None)
         return tuple({id(tensor): tensor for codec in codecs for tensor in codec.tensors()}.values())
 
     @property
     def codec_bytes(self) -> int:
-        """Return the bytes of `codec_tensors`, however many sequences there are."""
+        """Return the number of bytes of `codec_tensors`, which does not depend on the number of sequences."""
         return sum(tensor.nbytes for tensor in self.codec_tensors)
 
     @property
     def bytes_per_token(self) -> float:
-        """Return num_kv_heads x head_dim x bytes of a key and a value, scales included, summed over the layers.
+        """Return the number of bytes of a token's keys and values, scales included, summed over the layers.
 
-        What quantized layers keep in full precision beside it is `residual_bytes`, once per sequence.
+        Quantized layers also keep `residual_bytes` in full precision, once per sequence.
         """
         total = sum(shape.bytes_per_token(self.dtype) for shape in self.specs)
         return int(total) if total == int(total) else total
 
     @property
     def bytes_per_value(self) -> float:
-        """Return the bytes of one number of a key or value, scales included."""
+        """Return the number of bytes per value of keys and values, scales included."""
         values = sum(shape.values_per_token for shape in self.specs)
         return self.bytes_per_token / values if values else self.dtype.itemsize
 
     @property
     def residual_bytes(self) -> int:
-        """Return the most bytes that a long sequence keeps in full precision beside its quantized tokens."""
+        """Return the maximum number of bytes that a long sequence stores in full precision in quantized layers."""
         return sum(shape.residual_bytes(self.dtype) for shape in self.specs)
 
     def page_bytes(self, group: int) -> int:
-        """Return the bytes of one page of a cache group in all its layers."""
+        """Return the number of bytes of one page of a cache group, in all its layers together."""
         return round(sum(shape.page_bytes(group, self.page_size, self.dtype) for shape in self.specs))
 
     @property
     def expected_bytes(self) -> int:
-        """Return the bytes of every slot by the formula, null pages included; equals `bytes` exactly."""
+        """Return the number of bytes that the pages should take by formula, null pages included; it equals `bytes`."""
         return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.num_pages))
 
     def quantize_pending(self, batch: TokenBatch) -> None:
-        """Quantize what a step of decodes makes old enough, before it is computed.
+        """Quantize the groups of tokens that become old enough in a step of decodes, before the step is computed.
 
-        A token is never quantized by its own step, so everything it needs lies in pages of earlier steps.
+        A token is never quantized in its own step, so all inputs are in pages of earlier steps.
         """
         for layers in self._grouped.values():
             quantize_layers(layers, batch)
@@ -139,7 +141,7 @@ class KVStore:
         return tuple(tensor for layer in self.layers for tensor in layer.page_tensors(group))
 
     def move(self, put: Put) -> None:
-        """Replace each tensor of each layer, in order, by what `put` returns for it; before anything reads them."""
+        """Replace each tensor of each layer, in order, by the result of `put`; call it before any tensor is read."""
         for layer in self.layers:
             layer.move(put)
 
@@ -150,6 +152,6 @@ class KVStore:
             tensor[index] = 0
 
     def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
-        """Copy each page of `sources` to the page beside it in `targets`; no target is given twice."""
+        """Copy each page of `sources` to the corresponding page of `targets`; targets must be distinct."""
         for tensor in self.page_tensors(group):
             tensor[torch.tensor(targets)] = tensor[torch.tensor(sources)]

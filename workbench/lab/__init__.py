@@ -1,1 +1,2 @@
-"""JupyterLab on the notebooks: opened for a person (`start`), or by a headless browser that checks them (`check`)."""
+"""Run JupyterLab with the notebooks, either for a user (`start`) or in a headless browser that checks them
+(`check`)."""

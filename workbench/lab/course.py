@@ -1,4 +1,4 @@
-"""The course as its notebooks describe it: questions, aims and minutes, read from the first cell of each.
+"""Read the course's description from the first cell of each notebook: questions, aims and minutes.
 
     # %% [markdown]
     # # One request: text to tokens to text
@@ -9,7 +9,7 @@
     # - **Afterwards you can**: name the steps; say which of them is slow.
     # - **Minutes**: 20
 
-An entry may go on in the next lines. Questions end with a question mark, aims are parted by semicolons.
+An entry may continue on the next lines. Questions end with a question mark, aims are separated by semicolons.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.files import OWN_EXPERIMENTS
+from workbench.own_folder import OWN_NOTEBOOKS
 
-INSTALLED_COURSE = OWN_EXPERIMENTS.parent / "notebooks"  # in a checkout, and beside the package of a wheel
 START_PAGE = "00_start.py"
 REAL_MODEL = "14_real_model.py"
-FIRST_PICTURE = "pictures/start.png"  # the one picture that a wheel has too
+FIRST_PICTURE = "pictures/start.png"  # the only picture that a wheel includes
 FIRST_PICTURE_SHOWS = "What a model would say next, after each of its layers"
 ENTRIES = ("Questions", "Afterwards you can", "Minutes")
 ENTRY = re.compile(rf"^- \*\*({'|'.join(ENTRIES)})\*\*: (.*(?:\n(?!- |\n).+)*)", re.M)
@@ -33,7 +32,7 @@ ENTRY = re.compile(rf"^- \*\*({'|'.join(ENTRIES)})\*\*: (.*(?:\n(?!- |\n).+)*)",
 
 @dataclass(frozen=True)
 class CourseNotebook:
-    """A notebook of the course: what it answers, what one can do afterwards, and how long it takes."""
+    """A notebook of the course: its questions, its aims and its duration in minutes."""
 
     file: str
     title: str
@@ -44,16 +43,16 @@ class CourseNotebook:
 
 
 def read_course(folder: Path | None = None) -> list[CourseNotebook]:
-    """Return the notebooks of `folder` that describe themselves, in order; the installed course unless given."""
-    found = (_read(path) for path in sorted((folder or INSTALLED_COURSE).glob("*.py")))
+    """Return the notebooks of `folder` (default: the installed course) that have a description, in order."""
+    found = (_read(path) for path in sorted((folder or OWN_NOTEBOOKS).glob("*.py")))
     return [notebook for notebook in found if notebook is not None]
 
 
 def describe(file: str, source: str) -> CourseNotebook | None:
-    """Return what the first cell of a percent file says of the notebook, or None where it has no such entries.
+    """Parse the description in the first cell of a percent file; None if it has no such entries.
 
     Raises:
-        WorkbenchError: an entry is missing, a question has no question mark, or the minutes are no number.
+        WorkbenchError: if an entry is missing, a question has no question mark, or the minutes are not a number.
     """
     text = first_cell(source)
     entries = {match[1]: " ".join(match[2].split()) for match in ENTRY.finditer(text)}
@@ -74,7 +73,7 @@ def describe(file: str, source: str) -> CourseNotebook | None:
 
 
 def first_cell(source: str) -> str:
-    """Return the Markdown of a percent file's first cell; empty where that is code."""
+    """Return the Markdown of a percent file's first cell; empty if it is a code cell."""
     lines = source.splitlines()
     if not lines or lines[0] != "# %% [markdown]":
         return ""
@@ -90,24 +89,25 @@ def questions_table(course: Sequence[CourseNotebook], folder: str = "../notebook
 
 
 def titles_list(course: Sequence[CourseNotebook], folder: str = "notebooks") -> str:
-    """Return the sentence of README.md: every notebook's title as a link into `folder`."""
+    """Return the list in README.md: every notebook's title as a link into `folder`."""
     links = [f"[{each.title.lower()}]({folder}/{each.file})" for each in course]
     return f"{', '.join(links[:-1])} and {links[-1]}"
 
 
 def start_list(course: Sequence[CourseNotebook]) -> str:
-    """Return what the start page shows before anything is run: what to try first, and every notebook as a link."""
+    """Return the start page's content before any cell runs: a first step, and links to all notebooks."""
     first = next((each for each in course if each.file == REAL_MODEL), course[0])
     rows = [f"| [{each.title}]({each.file}) | {each.minutes} | {each.questions[0]} |" for each in course]
     return "\n".join([
         "| notebook | minutes | it answers |", "|:---|---:|:---|", *rows, "",
-        f"**Try this first**: [{first.title}]({first.file}), {first.minutes} minutes.", f"{FIRST_PICTURE_SHOWS}:", "",
+        f"**For a first look**: [{first.title}]({first.file}), {first.minutes} minutes; then the notebooks in order.",
+        f"{FIRST_PICTURE_SHOWS}:", "",
         f"[![{FIRST_PICTURE_SHOWS}]({FIRST_PICTURE})]({first.file})", "",
     ])  # fmt: skip
 
 
 def neighbours(course: Sequence[CourseNotebook], file: str) -> str:
-    """Return the foot of a notebook: links to the start page, to the notebook before it, and to the next."""
+    """Return the footer of the notebook `file`: links to the start page, and to the previous and the next notebook."""
     files = [each.file for each in course]
     at = files.index(file) if file in files else -1
     links = [f"[Start page]({START_PAGE})"] if file != START_PAGE else []

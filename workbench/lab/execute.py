@@ -1,4 +1,4 @@
-"""Execute a notebook with nbclient, without a browser, and read its errors and widget outputs."""
+"""Execute a notebook with nbclient, without a browser, and return its errors and widget outputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 KERNEL_TIMEOUT_S = (
-    3600  # nbclient wants a number: a slow machine takes long to start a kernel, and to hand on what cells show
+    3600  # nbclient needs a number: a slow machine takes long to start a kernel, and to send cells' outputs
 )
 
 
 @dataclass(frozen=True)
 class CellError:
-    """An error of a code cell (counted from 1; 0 is a widget's callback), and the cell's first line."""
+    """An error of a code cell: the cell's number (from 1; 0 is a widget's callback), its first line, and the error."""
 
     cell: int
     name: str
@@ -29,12 +29,12 @@ class CellError:
 
 
 def code_cells(document: Mapping[str, Any]) -> list[tuple[int, Any]]:
-    """List the code cells, each with its index among all cells."""
+    """Return the code cells, each with its index among all cells."""
     return [(place, cell) for place, cell in enumerate(document["cells"]) if cell["cell_type"] == "code"]
 
 
 def cell_errors(document: Mapping[str, Any]) -> Iterator[CellError]:
-    """Yield errors that cells ended with, and those that their threads have printed."""
+    """Yield the errors that ended cells, and the errors that threads of cells printed."""
     for number, (_, cell) in enumerate(code_cells(document), 1):
         line = next(iter("".join(cell["source"]).strip().splitlines()), "")
         for output in cell["outputs"]:
@@ -46,7 +46,7 @@ def cell_errors(document: Mapping[str, Any]) -> Iterator[CellError]:
 
 
 def widget_outputs(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """List the outputs that show a widget, by the cell's id and the output's index."""
+    """Return the outputs that show a widget, as (cell id, output index)."""
     return [
         (cell["id"], place)
         for _, cell in code_cells(document)
@@ -58,15 +58,19 @@ def widget_outputs(document: Mapping[str, Any]) -> list[tuple[str, int]]:
 def execute(path: Path, keep: Path | None = None) -> list[CellError]:
     """Run a percent file or .ipynb with this interpreter, in its own folder, up to the first cell that fails.
 
-    The executed notebook is written to `keep`. The widgets' state is not stored in it: their pictures are, and an
-    export would prefer the state.
+    The executed notebook is written to `keep`, with the widgets' pictures and without their state, which an export
+    would prefer.
     """
-    import jupytext
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    document = jupytext.read(path)
+    if path.suffix == ".ipynb":
+        document = nbformat.read(path, as_version=4)
+    else:
+        import jupytext  # of the extra `lab`
+
+        document = jupytext.read(path)
     client = NotebookClient(
         document,
         kernel_name="python3",
@@ -76,7 +80,7 @@ def execute(path: Path, keep: Path | None = None) -> list[CellError]:
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
     )
-    with suppress(CellExecutionError):  # the cell's outputs have it
+    with suppress(CellExecutionError):  # the cell's outputs contain the error
         client.execute()
     if keep is not None:
         nbformat.write(document, keep)

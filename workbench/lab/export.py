@@ -1,10 +1,10 @@
-"""Executed notebooks as HTML that needs no network.
+"""Export executed notebooks as HTML that needs no network.
 
 On the command line: `jupyter nbconvert --to workbench.lab.export.OfflineHTML FILE.ipynb`.
 
-nbconvert's own HTML takes a widget's live view where the notebook stores the widgets' state (nbclient and `nbconvert
---execute` store it by default; JupyterLab does not), and then asks a CDN for the code that draws it. Here
-the picture beside the view is taken in either case. Formulas stay as they were typed: MathJax would be asked for too.
+If a notebook stores the widgets' state (nbclient and `nbconvert --execute` store it by default, JupyterLab does not),
+nbconvert's own HTML shows a widget's live view, and loads the code for it from a CDN. This exporter always shows the
+stored picture. Formulas stay as typed: MathJax would be loaded from a CDN too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SVG = "image/svg+xml"
 
 
 class OfflineHTML(HTMLExporter):
-    """JupyterLab's page with every widget as its picture, and nothing that is loaded from elsewhere."""
+    """An nbconvert exporter with JupyterLab's page style, which shows widgets as pictures and needs no external
+    resources."""
 
     export_from_notebook = "HTML (offline)"  # type: ignore[assignment] (a trait there)
     extra_template_basedirs = List(Unicode(), [str(Path(__file__).parent / "templates")])
@@ -36,12 +37,12 @@ class OfflineHTML(HTMLExporter):
     def default_config(self) -> Config:
         kept = Config(super().default_config)
         others = [kind for kind in kept.NbConvertBase.display_data_priority if kind not in (VIEW, SVG)]
-        kept.NbConvertBase.display_data_priority = [SVG, *others]  # its HTML is an image, without the page's colours
+        kept.NbConvertBase.display_data_priority = [SVG, *others]  # the HTML is an image without the page's colours
         return kept
 
 
 def write_html(document: dict[str, Any], path: Path) -> Path:
-    """Export an executed notebook, offline."""
+    """Export an executed notebook as an HTML file that works offline."""
     import nbformat
 
     text, _ = OfflineHTML().from_notebook_node(nbformat.reads(json.dumps(document), 4))

@@ -1,4 +1,5 @@
-"""A JupyterLab server of one's own: its settings, kernels and runtime files live in a folder that goes with it."""
+"""Run a private JupyterLab server: its settings, kernels and runtime files are in a temporary folder, which is removed
+with it."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ from workbench.lab import stay_home
 
 CONFIG, SHARE = (Path(__file__).parent / name for name in ("config", "share"))
 SOURCE = Path(workbench.__file__).resolve().parents[1]
-LIMIT_S = 600.0  # for the server to start, a page to load, a notebook to run: what hangs, not what is slow
+LIMIT_S = 600.0  # limit for a server start, a page load or a notebook run: for hanging ones, not slow ones
 JUPYTER_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
           "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")  # fmt: skip
-# Off screen cells are in the page too; nothing is saved behind the reader's back.
+# Cells outside the viewport are rendered too; nothing is saved automatically.
 SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
@@ -38,11 +39,11 @@ SETTINGS = {
 
 
 def jupyter_environment(environment: dict[str, str], data: Path) -> dict[str, str]:
-    """`environment` with the workbench's defaults and extension for JupyterLab, this interpreter's kernel and this
-    source first.
+    """Return `environment` with the workbench's JupyterLab defaults and extension, and with this interpreter's kernel
+    and this source tree before all others.
 
-    The kernel is written into `data`. The one that comes with ipykernel says `python`, which jupytext does not take for
-    this interpreter: a percent file that names no kernel would then open with a question.
+    The kernel is written into `data`. It replaces ipykernel's own kernel, which is named `python` and which jupytext
+    does not match with this interpreter, so that a percent file without a kernel name would open with a question.
     """
     from ipykernel.kernelspec import write_kernel_spec
 
@@ -59,10 +60,11 @@ def jupyter_environment(environment: dict[str, str], data: Path) -> dict[str, st
 
 
 class LabServer:
-    """`with LabServer({"notebooks": folder}) as server:` serves each folder under its name, from a new root.
+    """A JupyterLab server for a `with` block: `with LabServer({"notebooks": folder}) as server:` serves each folder
+    under its name, in a new root folder.
 
-    The folders are linked, not copied: a notebook finds what stands beside it, and nothing saves unless asked to. The
-    server has ten minutes to start, times `starvation_limit`.
+    The folders are linked, not copied: a notebook finds the files next to it, and files are saved only on request. The
+        server has ten minutes to start, times `timeout_factor`.
     """
 
     def __init__(self, folders: dict[str, Path] | None = None, timeout_factor: float = 1.0) -> None:
@@ -111,9 +113,9 @@ class LabServer:
             f"--port={self.port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}",
             f"--IdentityProvider.token={self.token}", "--LabApp.expose_app_in_browser=True",
             "--LabApp.extension_manager=readonly",
-            # Pictures of a notebook are read as notebooks are: the usual handler refuses what lies in a linked folder.
+            # Read a notebook's pictures like notebooks: the default handler refuses files in a linked folder.
             "--ContentsManager.files_handler_class=jupyter_server.files.handlers.FilesHandler",
-            f"--FileCheckpoints.checkpoint_dir={self.private / 'checkpoints'}",  # none beside what is linked
+            f"--FileCheckpoints.checkpoint_dir={self.private / 'checkpoints'}",  # not in the linked folders
         ]  # fmt: skip
 
     def _wait(self) -> None:
@@ -131,7 +133,7 @@ class LabServer:
         raise WorkbenchError(f"lab: the server did not start on port {self.port}: {' '.join(last)}")
 
     def outside_requests(self) -> list[str]:
-        """The hosts that kernels asked for and were refused, in order."""
+        """Return the hosts to which kernels were refused a connection, in order."""
         return self.outside_log.read_text().splitlines() if self.outside_log.exists() else []
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -149,7 +151,7 @@ class LabServer:
 
 
 def _end_with_parent() -> None:
-    """A check or test that is killed leaves no server behind (Linux: prctl's PR_SET_PDEATHSIG)."""
+    """End the server with its parent, also if the parent is killed (Linux: prctl's PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 

@@ -1,5 +1,6 @@
-"""Start JupyterLab on the notebooks, with the user's own settings and defaults that suit percent files, or name what is
-missing and the command that installs it."""
+"""Start JupyterLab with the notebooks and the user's settings, or report the missing package and the command that
+installs it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def missing_lab() -> str | None:
-    """Return one line that names the install command, or None where JupyterLab can be opened."""
+    """Return one line with the install command if JupyterLab is missing, else None."""
     missing = [name for name in LAB_PACKAGES if find_spec(name) is None]
     if not missing:
         return None
@@ -28,7 +29,7 @@ def missing_lab() -> str | None:
 
 
 def missing_browser() -> str | None:
-    """Return one line that names the install command, or None where a browser can be driven."""
+    """Return one line with the install command if no browser can be driven, else None."""
     if find_spec("playwright") is None:
         return "lab: playwright is not installed; pip install playwright (no `playwright install`)"
     if chromium() is None:
@@ -61,7 +62,7 @@ def notebooks_folder(given: Path | None = None) -> Path:
 
 
 def notebooks_in(folder: Path) -> list[Path]:
-    """List the percent files, and the .ipynb files without one beside them, by name."""
+    """Return the percent files by name, and .ipynb files that have no percent file of the same name."""
     percent = [path for path in folder.glob("*.py") if is_percent(path)]
     paired = {path.stem for path in percent}
     alone = [path for path in folder.glob("*.ipynb") if path.stem not in paired]
@@ -73,9 +74,9 @@ def is_percent(path: Path) -> bool:
 
 
 def start(folder: Path, notebook: str | None = None, port: int | None = None, browser: bool = True) -> int:
-    """Open JupyterLab on `folder`, wait until it ends, and return its exit code.
+    """Open JupyterLab in `folder`, wait until it ends, and return its exit code.
 
-    It opens with `notebook`, else with the start page where the folder has one.
+    It opens `notebook`, or else the start page if the folder has one.
     """
     require(missing_lab())
     from workbench.lab.server import jupyter_environment
@@ -87,12 +88,12 @@ def start(folder: Path, notebook: str | None = None, port: int | None = None, br
         while True:
             try:
                 return process.wait()
-            except KeyboardInterrupt:  # JupyterLab heard it too, and asks before it ends
+            except KeyboardInterrupt:  # JupyterLab received it too, and asks before it ends
                 continue
 
 
 def start_page(folder: Path) -> str | None:
-    """Return the name of the course's start page where the folder has one."""
+    """Return the name of the course's start page; None if the folder has none."""
     return START_PAGE if (folder / START_PAGE).is_file() else None
 
 
@@ -104,6 +105,6 @@ def command(folder: Path, notebook: str | None, port: int | None, browser: bool)
         words.append(f"--port={port}")
     if not browser:
         words.append("--no-browser")
-    if hasattr(os, "geteuid") and os.geteuid() == 0:  # a container's only user is often root
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # the only user of a container is often root
         words.append("--allow-root")
     return words

@@ -1,6 +1,6 @@
-"""A kernel that stays on its machine: whatever asks another host fails, and is written down.
+"""Keep a kernel on its machine: connections to other hosts fail and are logged.
 
-IPython runs a copy of this file as the first thing a kernel does, so it imports the standard library alone.
+IPython runs a copy of this file when a kernel starts, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def watch(event: str, values: tuple[Any, ...]) -> None:
     if not is_here(host):
         with open(os.environ[LOG], "a", encoding="utf-8") as log:
             log.write(f"{host}\n")
-        raise ConnectionError(f"this kernel stays on its machine, and was asked to reach {host}")
+        raise ConnectionError(f"this kernel may not leave its machine, and was asked to reach {host}")
 
 
 if __name__ != "workbench.lab.stay_home" and LOG in os.environ:

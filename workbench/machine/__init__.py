@@ -1,2 +1,2 @@
-"""This machine: its processor, environment and measured ceilings, and the check `workbench doctor`. It may not import
+"""Describe this machine: processor, environment, measured ceilings, and the check `workbench doctor`. It may not import
 runs, measurements or reports."""

@@ -1,4 +1,5 @@
-"""Ceilings of this machine, each the best of several methods by their medians, stored in one JSON file per machine.
+"""Measure this machine's ceilings: read bandwidth and GEMM rate, each the best median of several methods, stored in one
+JSON file per machine.
 
 The file may be deleted at any time: its ceilings are then measured again.
 """
@@ -33,14 +34,15 @@ from workbench.machine.processor import (
     others_cpu_share,
     simd_level,
 )
+from workbench.units import format_percent
 
-MAX_WORKING_SET_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
-BUDGET_SECONDS = 0.08  # for each way of reading or multiplying
+MAX_WORKING_SET_BYTES = 512 * 2**20  # beyond a few times the cache size, larger sets read no slower
+BUDGET_SECONDS = 0.08  # per method of reading or multiplying
 REPEATS = 25
 CEILINGS_FILE = "ceilings.json"
 READ_ROW_LENGTH = 1024  # numbers a row, for methods that read rows
-MAX_OTHER_CORES = 0.2  # used by other processes while a ceiling is measured: few of many take bandwidth, too
-MAX_SHARE = 1.05  # of an upper bound, above which it is none: beyond the scatter of two measurements
+MAX_OTHER_CORES = 0.2  # used by other processes during a measurement; even a few cores take bandwidth
+MAX_SHARE = 1.05  # measured / upper bound; a larger ratio exceeds the scatter and refutes the bound
 GEMM_SHAPE = (512, 1024, 1024)  # rows, out, in: a prefill chunk through a layer's matrix
 
 
@@ -56,15 +58,16 @@ class Ceiling:
     repeats: int
     seconds: float  # the median time of one pass
     working_set_bytes: int
-    level: str = ""  # of a read: cache, DRAM, or memory where the cache's size is unknown
-    measured_bytes: int = 0  # bytes really read, where a smaller working set suffices
+    level: str = ""  # for reads: cache, DRAM, or memory if the cache size is unknown
+    measured_bytes: int = 0  # bytes actually read, if a smaller working set suffices
     dtype: str = ""
     shape: tuple[int, ...] = ()
-    others_cpu_share: float | None = None  # fraction of the cores used by other processes meanwhile
+    others_cpu_share: float | None = None  # fraction of the cores used by other processes during it
 
     @property
     def is_beside_work(self) -> bool:
-        """Return whether others computed meanwhile, so that the machine may do better. An unknown share says no."""
+        """Return whether other processes computed during the measurement, so that the true ceiling may be higher. False
+        if unknown."""
         return self.others_cpu_share is not None and self.others_cpu_share * (os.cpu_count() or 1) > MAX_OTHER_CORES
 
 
@@ -76,18 +79,19 @@ def memory_level_of(working_set_bytes: int, cache_bytes: int | None) -> str:
 
 
 def saturating_bytes(cache_bytes: int | None) -> int:
-    """Return the size in bytes beyond which a larger working set reads no slower, so that none is measured."""
+    """Return the size in bytes above which a larger working set is read as fast; larger sets are therefore not
+    measured."""
     return max(MAX_WORKING_SET_BYTES, 4 * (cache_bytes or 0))
 
 
 def measure_read_bandwidth(working_set_bytes: int, threads: int | None = None, compiled: bool = False) -> Ceiling:
-    """Measure the bytes a second at which a working set is streamed, once per pass, by the best of several methods.
+    """Measure the bytes per second at which a working set is streamed, once per pass, by the best of several methods.
 
     Args:
         working_set_bytes: Size of the working set.
-        threads: Intra-operator threads; None keeps the present number.
-        compiled: Add a compiled product of one row: MLIR's where that backend works (a fifth of a second the first
-            time), else Inductor's where a C++ compiler is found (up to half a minute the first time).
+        threads: Intra-operator threads; None keeps the current number.
+        compiled: Add a compiled product of one row: MLIR's if that backend works (a fifth of a second the first
+            time), else Inductor's if there is a C++ compiler (up to half a minute the first time).
     """
     if working_set_bytes < 4:
         raise WorkbenchError(f"working set of {working_set_bytes} bytes: must be at least 4")
@@ -98,7 +102,7 @@ def measure_read_bandwidth(working_set_bytes: int, threads: int | None = None, c
     nbytes = data.numel() * 4
     with intra_op_threads(threads) as used, torch.inference_mode():
         ways = _reads(data, compiled)
-        before = cpu_times()  # from here on: compiling runs helper processes of our own
+        before = cpu_times()  # after compiling, which runs our own helper processes
         best, method = _best(ways)
     return Ceiling(
         kind="read",
@@ -117,8 +121,8 @@ def measure_read_bandwidth(working_set_bytes: int, threads: int | None = None, c
 
 
 def gemm_dtypes(dtype: str) -> tuple[str, ...]:
-    """Return the dtypes in which products of operands of `dtype` may be computed, its own first: bfloat16 is widened to
-    float32 where that is quicker (processors without bfloat16 instructions), and all else is rated in float32."""
+    """Return the dtypes in which products of `dtype` operands are rated. For bfloat16 these are bfloat16 and float32,
+    since processors without bfloat16 instructions are faster after widening; for any other dtype float32."""
     return ("bfloat16", "float32") if dtype == "bfloat16" else ("float32",)
 
 
@@ -157,7 +161,7 @@ def measure_gemm_rate(
 
 
 def _beside(before: CpuTimes | None) -> float | None:
-    """Return the fraction of all cores that others used since `before`; processes below this one are others here."""
+    """Return the fraction of all cores used by other processes since `before`; child processes count as others here."""
     after = cpu_times()
     if before is None or after is None:
         return None
@@ -165,18 +169,19 @@ def _beside(before: CpuTimes | None) -> float | None:
 
 
 def bound_fault(what: str, share: float) -> str:
-    """Return what is wrong where a measurement is faster than an upper bound allows, by its share; else nothing."""
+    """Return an error message if the measurement `what` exceeds its upper bound (`share` is measured / bound), else an
+    empty text."""
     if share <= MAX_SHARE:
         return ""
     return (
-        f"{what} was faster than its upper bound ({share:.0%} of it), so the bound is wrong: a ceiling of this machine "
-        "was measured too low; measure it again while nothing else runs"
+        f"{what} was faster than its upper bound ({format_percent(share)} of it), so the bound is wrong: a ceiling of "
+        "this machine was measured too low; measure it again while nothing else runs"
     )
 
 
 @contextmanager
 def intra_op_threads(threads: int | str | None) -> Iterator[int]:
-    """Set torch's intra-operator threads to `threads` (None and `auto` keep them), yield their number, restore."""
+    """Set torch's intra-operator threads to `threads` (None, `auto`: unchanged), yield their number, and restore it."""
     before = torch.get_num_threads()
     count = threads if isinstance(threads, int) else before
     if count < 1:
@@ -189,7 +194,8 @@ def intra_op_threads(threads: int | str | None) -> Iterator[int]:
 
 
 def engine_threads(threads: int | str, engines: int) -> int:
-    """Return the threads of each of `engines` engines on this machine: `threads`, or an equal share of the cores."""
+    """Return the number of threads for each of `engines` engines on this machine: `threads`, or an equal share of the
+    cores."""
     return threads if isinstance(threads, int) else max(1, (os.cpu_count() or 1) // engines)
 
 
@@ -200,7 +206,7 @@ class _Timing:
 
 
 def _filled(count: int) -> torch.Tensor:
-    # Written once: untouched pages all map to one page of zeros, which the cache would serve.
+    # Write it once: untouched pages all map to one page of zeros, which stays in the cache.
     return torch.empty(count, dtype=torch.float32).fill_(1.0)
 
 
@@ -218,7 +224,7 @@ def _reads(data: torch.Tensor, compiled: bool) -> dict[str, Callable[[], object]
         ways["torch.sum of int64 views"] = lambda: torch.sum(flat.view(torch.int64))
     if compiled and backend_problems()[Backend.MLIR] is None:
         row = vector[None]
-        with suppress(BackendError):  # rows of a width that the kernel does not support: the other methods remain
+        with suppress(BackendError):  # the kernel does not support this row length: other methods remain
             compiled_kernels.linear(row, data, backend=Backend.MLIR)
             ways["mlir product of one row"] = lambda: compiled_kernels.linear(row, data, backend=Backend.MLIR)
     elif compiled and any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -239,7 +245,7 @@ def _best(ways: Mapping[str, Callable[[], object]]) -> tuple[_Timing, str]:
 
 
 def _median(way: Callable[[], object]) -> _Timing:
-    """Return the median time of a pass: one to warm up, then up to `REPEATS` within the budget, at least one."""
+    """Return the median time of a pass: one warm-up, then 1 to `REPEATS` passes within the budget."""
     way()
     times: list[float] = []
     while not times or (len(times) < REPEATS and sum(times) < BUDGET_SECONDS):
@@ -258,7 +264,7 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class MachineCeilings:
-    """Measured ceilings of one machine: read bandwidth by working set, GEMM rates by dtype."""
+    """The measured ceilings of one machine: read bandwidth by working set size, and GEMM rates by dtype."""
 
     read_ceilings: tuple[Ceiling, ...]
     gemm_ceilings: tuple[Ceiling, ...]
@@ -268,8 +274,8 @@ class MachineCeilings:
         return min(self.read_ceilings, key=lambda c: abs(math.log(c.working_set_bytes / max(working_set_bytes, 1))))
 
     def gemm_ceiling(self, dtype: str) -> Ceiling:
-        """Return the GEMM ceiling of operands of this dtype: the highest of `gemm_dtypes`. Raises WorkbenchError if it
-        was not measured."""
+        """Return the GEMM ceiling for operands of this dtype: the highest over `gemm_dtypes`. Raises WorkbenchError if
+        it was not measured."""
         kinds = gemm_dtypes(dtype)
         if any(ceiling.dtype == kinds[0] for ceiling in self.gemm_ceilings):
             return max((each for each in self.gemm_ceilings if each.dtype in kinds), key=lambda each: each.value)
@@ -277,7 +283,8 @@ class MachineCeilings:
         raise WorkbenchError(f"GEMM ceiling of {dtype}: not measured; measured: {known}")
 
     def roofline_seconds(self, flops: float, read_bytes: float, dtype: str, working_set_bytes: int) -> float:
-        """Return the minimum seconds of a step with these FLOPs and bytes: the longer of computing and reading."""
+        """Return the minimum seconds of a step with these FLOPs and bytes: the larger of its compute time and its
+        memory time."""
         return max(flops / self.gemm_ceiling(dtype).value, read_bytes / self.read_ceiling(working_set_bytes).value)
 
     def as_json(self) -> dict:
@@ -293,19 +300,20 @@ def ceilings_for(
     refresh: bool = False,
     cache_dir: Path | None = None,
 ) -> MachineCeilings:
-    """Return the ceilings for working sets of these bytes, from this machine's file or measured now and stored there.
+    """Return the ceilings for working sets of the given sizes in bytes, read from this machine's file, or measured now
+    and stored there.
 
     A stored ceiling serves sizes within a factor of 2^(1/4), for the same SIMD level, processor, threads and torch. A
-    ceiling measured under contention is measured again, and the higher one stored. A damaged file is rewritten; where
-    none can be written, everything is measured each time.
+    ceiling measured under contention is measured again, and the higher value stored. A damaged file is rewritten; if no
+    file can be written, everything is measured each time.
 
     Args:
-        working_sets: Bytes that a step reads.
-        threads: Intra-operator threads; None is torch's present number.
-        dtypes: Names of the dtypes whose GEMM rate is wanted.
+        working_sets: Working sets of steps in bytes.
+        threads: Intra-operator threads; None is torch's current number.
+        dtypes: Names of the dtypes for GEMM rates.
         gemm_shape: Rows, output and input columns of the GEMM.
-        compiled: Also try compiled ways to read.
-        refresh: Measure again whatever is stored.
+        compiled: Also try compiled methods of reading.
+        refresh: Measure again, ignoring stored ceilings.
         cache_dir: Folder of the file; None is the cache directory of the workbench.
     """
     threads = threads or torch.get_num_threads()
@@ -318,7 +326,7 @@ def ceilings_for(
         if before is None or before.is_beside_work:
             now = measure()
             higher = now if before is None or now.value >= before.value else before
-            # Stored with the contention of today: a ceiling measured without contention is final.
+            # Store today's contention with the higher value: a ceiling measured without contention is final.
             kept[key] = measured[key] = replace(higher, others_cpu_share=now.others_cpu_share)
         return kept[key]
 
@@ -337,7 +345,7 @@ def ceilings_for(
         for dtype in dtypes
     )
     if measured:
-        _save(file, _load(file) | measured)  # what another process added meanwhile stays
+        _save(file, _load(file) | measured)  # keep entries that another process has added
     return MachineCeilings(reads, gemms)
 
 
@@ -347,7 +355,8 @@ def stored_ceilings(
     dtypes: Iterable[str] = ("float32", "bfloat16"),
     cache_dir: Path | None = None,
 ) -> MachineCeilings:
-    """Return the ceilings that `ceilings_for` stored, each the higher of plain and compiled; measure nothing."""
+    """Return the ceilings stored by `ceilings_for`, without measuring; each is the higher of the plain and the compiled
+    one."""
     threads, kept = threads or torch.get_num_threads(), _load((cache_dir or cache_directory()) / CEILINGS_FILE)
     reads = [_highest(kept, *(_read_key(threads, size, way) for way in (False, True))) for size in working_sets]
     gemms = [_highest(kept, _gemm_key(threads, dtype, GEMM_SHAPE)) for dtype in dtypes]
@@ -404,4 +413,4 @@ def _save(file: Path, stored: dict[str, Ceiling]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda out: out.write(text.encode()))
     except OSError:
-        return  # a cache that cannot be written costs time, not the run
+        return  # an unwritable cache must not fail the run

@@ -1,4 +1,4 @@
-"""Diagnosis of this machine: the backends, extras and models that work here, and the reasons why others do not."""
+"""Diagnose this machine: which backends, extras and models work here, and why others do not."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from workbench.executors.reference import CLEARLY_FASTER_RATIO
 from workbench.executors.requirements import FEATURES, Requirements
 from workbench.executors.select import select_backends
 from workbench.machine.environment import environment
+from workbench.units import format_seconds
 
-# Extras: the module that each needs, and its use.
+# Extras: the module that each extra needs, and its use.
 EXTRAS = {
     "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
-    "plots": ("altair", "plots of comparisons"),
-    "peers": ("llama_cpp", "other tools to compare with"),
-    "hub": ("huggingface_hub", "models of the hub"),
-    "lab": ("jupytext", "what the notebooks show"),
+    "peers": ("llama_cpp", "other tools for comparisons"),
+    "hub": ("huggingface_hub", "models of the Hugging Face hub"),
+    "serve": ("uvicorn", "a server and its gateway"),
+    "lab": ("jupytext", "widgets and charts of the notebooks"),
     "dev": ("pytest", "the test suite"),
 }
 TRIAL_COLUMNS = (
@@ -36,13 +37,15 @@ TRIAL_COLUMNS = (
 LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "date", "valid")
 
 TRAINED_BY = {
-    "demo": "experiments.train_demo", "demo-draft": "experiments.train_demo", "demo-chat": "experiments.train_chat"
-}  # fmt: skip
+    "demo": "tools.training.train_demo",
+    "demo-draft": "tools.training.train_demo",
+    "demo-chat": "tools.training.train_chat",
+}
 
 
 def diagnose() -> dict:
-    """Return backends, what they carry out, choices of `auto` and its untried ones, extras, models and the environment,
-    JSON-ready; null means no problem."""
+    """Return the state of this machine as JSON values, with null for no problem: backends, their capabilities, the
+    backends that `auto` would try with the results of its trials so far, extras, models, and the environment."""
     auto = select_backends("auto", Requirements())
     return {
         "level": {
@@ -84,13 +87,13 @@ def show(found: dict, console: Console) -> None:
     if level["problem"]:
         console.print(Text(f"backend mlir: {level['problem']}"))
     else:
-        held = "" if level["here"] == level["machine"] else f", held down from {level['machine']} by WORKBENCH_LEVEL"
-        console.print(Text(f"kernels are made for level {level['here']} of the instruction set{held}"))
+        held = "" if level["here"] == level["machine"] else f", lowered from {level['machine']} by WORKBENCH_LEVEL"
+        console.print(Text(f"kernels are compiled for level {level['here']} of the instruction set{held}"))
     environment = found["environment"]
     first, *others = found["auto_backend"]["tries"]
     if others:
         choice = (
-            f"tries {first} on each model's decode step, and takes it where it is right and not clearly slower than "
+            f"tries {first} on each model's decode step, and uses it if it is right and not clearly slower than "
             f"the modules as written; else {', then '.join(others)}"
         )
     else:
@@ -99,7 +102,7 @@ def show(found: dict, console: Console) -> None:
     if trials := found["auto_backend"]["trials"]:
         console.print(_chosen(trials))
     elif others:
-        console.print(Text("nothing was tried yet: the first run of a model does"))
+        console.print(Text("nothing was tried yet: the first run of a model tries it"))
     if layouts := found["auto_backend"]["layouts"]:
         console.print(_laid_out(layouts))
     console.print(
@@ -114,7 +117,7 @@ def _chosen(trials: list[dict]) -> Table:
     """Build a table of the backends that `auto` chose, with decode step times and the reasons against others."""
     rows = []
     for each in trials:
-        times = ", ".join(f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in each["seconds"].items())
+        times = ", ".join(f"{backend} {format_seconds(seconds)}" for backend, seconds in each["seconds"].items())
         others = [f"{backend}: {why}" for backend, why in {**each["refused"], **each["untried"]}.items()]
         eager = each["seconds"].get("eager", math.inf)
         for backend, seconds in each["seconds"].items():
@@ -131,7 +134,7 @@ def _chosen(trials: list[dict]) -> Table:
 
 
 def _laid_out(layouts: list[dict]) -> Table:
-    """Make the table of weight layouts that the backend mlir chose, with reasons."""
+    """Build a table of the weight layouts that the backend mlir chose, with reasons."""
     rows = [
         (
             each["model"],

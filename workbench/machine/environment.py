@@ -1,4 +1,4 @@
-"""Hardware and software of a run, as a record stores them: no paths, no user names, no host names."""
+"""Describe the hardware and software of a run for its record: no paths, no user names, no host names."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PACKAGES = (
     "inference-workbench", "torch", "triton", "torch-mlir", "einops", "numpy",
     "tokenizers", "transformers", "safetensors", "pydantic", "pyarrow", "duckdb",
 )  # fmt: skip
-COMMAND_S = 60  # for git, before it is taken for one that hangs
+COMMAND_S = 60  # time limit for git commands
 SOURCE = Path(__file__).resolve().parents[2]
 
 
 def environment(with_torch: bool = True, repository: Path | None = SOURCE, sample_seconds: float = 0.25) -> dict:
-    """Return everything that may explain a measurement, JSON-ready; null where this system does not report it.
+    """Return everything that may explain a measurement, JSON-ready; null if this system does not report it.
 
     Args:
         with_torch: Import torch for threads and GPUs; versions need no import.
         repository: Folder whose git commit is reported; None reports none.
-        sample_seconds: Time for which other processes' CPU use is sampled. For a whole run call `cpu_times` before and
+        sample_seconds: Duration of sampling other processes' CPU use. For a whole run call `cpu_times` before and
             `others_cpu_share` after.
     """
     before = cpu_times()
@@ -57,14 +57,16 @@ def environment(with_torch: bool = True, repository: Path | None = SOURCE, sampl
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a child process that imports this workbench, which need not be installed."""
+    """Return the environment variables for a child process that imports this workbench, even if the workbench is not
+    installed."""
     paths = filter(None, (str(SOURCE), os.environ.get("PYTHONPATH")))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
 
 def commit(repository: Path) -> dict | None:
-    """Return the commit and dirty flag of the repository that tracks this package's source; None without git."""
-    tracked = "workbench/errors.py"  # an installed copy inside another checkout is not that checkout
+    """Return the git commit and dirty flag of the repository that contains this package's source; None if there is
+    none."""
+    tracked = "workbench/errors.py"  # an installed copy may lie inside another checkout
     if _git(repository, "ls-files", "--error-unmatch", tracked) is None:
         return None
     head, changes = _git(repository, "rev-parse", "HEAD"), _git(repository, "status", "--porcelain")
@@ -107,7 +109,7 @@ def _gpus(with_torch: bool) -> list[str] | None:
 
 
 def _torch(wanted: bool) -> Any:
-    """Return the torch module, or None where it is not wanted, absent or broken."""
+    """Return the torch module, or None if it is not wanted, absent or broken."""
     try:
         return importlib.import_module("torch") if wanted else None
     except (ImportError, OSError):

@@ -1,7 +1,7 @@
-"""The processor, its memory and its contention by other processes, and the measured memory of a loaded model and of
-this process.
+"""Read the processor's properties, the CPU use of other processes, free memory, and the measured memory of a loaded
+model and of this process.
 
-psutil reads it, except for what psutil does not report: the processor's name and flags, its caches, and the peak of
+Values come from psutil, except those that it does not report: the processor's name, flags and caches, and the peak of
 this process's memory. Formulas of a model's memory are in workbench/model/memory.py.
 """
 
@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from workbench.units import format_percent
+
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
-
 
 MAX_CONTENTION = 0.1  # fraction of all cores used by other processes above which timings are unreliable
 REPORTED_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
-# Levels of x86-64, lowest first, with the flags that each requires besides those of the levels below:
-# what records keep. compiled_kernels/level.py is the whole list; this file needs no torch.
+# Levels of x86-64 as stored in records, lowest first, with the flags that each requires besides those of lower
+# levels. compiled_kernels/level.py has the whole list; this file needs no torch.
 LEVELS = {
     "v3": {"avx2", "fma"},
     "v4": {"avx512f", "avx512bw", "avx512vl"},
@@ -39,8 +40,8 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds of CPU since boot over all cores: in total, active, used by this process with its ended children, and by
-    each process below it that lives."""
+    """CPU seconds since boot, summed over all cores: in total, active, used by this process with its ended children,
+    and used by each living descendant."""
 
     total: float
     active: float
@@ -49,18 +50,18 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Read the CPU times of the machine and of this process now; None where the system does not report them."""
+    """Read the CPU times of the machine and of this process now; None if the system does not report them."""
     try:
         seconds = psutil.cpu_times()._asdict()
     except OSError:
         return None
-    total = sum(value for name, value in seconds.items() if not name.startswith("guest"))  # they are part of user
+    total = sum(value for name, value in seconds.items() if not name.startswith("guest"))  # included in user
     idle = seconds["idle"] + seconds.get("iowait", 0.0)  # waiting for disks
     return CpuTimes(total=total, active=total - idle, own=sum(os.times()[:4]), below=_descendants_seconds())
 
 
 def _descendants_seconds() -> dict[int, float]:
-    """Return the CPU seconds of each living process below this one, its children left out."""
+    """Return the CPU seconds of each living descendant of this process, each without its own children."""
     found = {}
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -70,13 +71,13 @@ def _descendants_seconds() -> dict[int, float]:
 
 
 def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
-    """Return the fraction of all cores, 0 to 1, that other processes (or stolen time) used since `before`.
+    """Return the fraction of all cores, 0 to 1, that other processes (or stolen time) used since the reading `before`.
 
-    A process below this one that ended meanwhile counts as another's, unless this one waited for it."""
+    A descendant that has ended since counts as another process, unless this process waited for it."""
     after = after or cpu_times()
     if before is None or after is None or after.total <= before.total:
         return None
-    # A child that was waited for is in `own` with all that it used: what it had before is no longer `below`.
+    # `own` includes all CPU time of a child that was waited for: subtract the time that `before.below` counted.
     ended = sum(seconds for process, seconds in before.below.items() if process not in after.below)
     below = sum(seconds - before.below.get(process, 0.0) for process, seconds in after.below.items())
     own = max(0.0, after.own - before.own - ended) + below
@@ -85,12 +86,20 @@ def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> 
 
 
 def is_contended(others: float | None) -> bool:
-    """Return whether timings taken under this contention are unreliable. An unknown share counts as reliable."""
+    """Return whether timings are unreliable because other processes use too much CPU, the fraction `others` of all
+    cores. An unknown fraction (None) counts as reliable."""
     return others is not None and others > MAX_CONTENTION
 
 
+def contention_remark(others: float | None) -> str:
+    """Return a warning if other processes make timings unreliable, else an empty text."""
+    if not is_contended(others):
+        return ""
+    return f"other processes took {format_percent(others)} of the processor: do not trust these timings"
+
+
 def cpu_model() -> str:
-    """Return the processor's name, or the nearest description that the system has."""
+    """Return the processor's name, or the best description that the system provides."""
     return _cpuinfo("model name") or _cpuinfo("Processor") or platform.processor() or platform.machine()
 
 
@@ -103,8 +112,8 @@ def _cpuinfo(key: str) -> str | None:
 
 
 def simd_level_of(flags: Iterable[str]) -> str | None:
-    """Return the highest of `LEVELS` whose flags, and those of all levels below it, are among `flags`; None below the
-    first."""
+    """Return the highest of `LEVELS` whose CPU flags, and those of all lower levels, are among `flags`; None if not
+    even the lowest has them."""
     mine, found = set(flags), None
     for level, needed in LEVELS.items():
         if not needed <= mine:
@@ -114,8 +123,8 @@ def simd_level_of(flags: Iterable[str]) -> str | None:
 
 
 def simd_level() -> str | None:
-    """Return the SIMD level of this processor, or the level that the process is held to; None below AVX2 and outside
-    x86-64."""
+    """Return the SIMD level of this processor, or the lower level set for this process; None below AVX2 and on other
+    processors than x86-64."""
     return os.environ.get("WORKBENCH_LEVEL") or simd_level_of((_cpuinfo("flags") or "").split())
 
 
@@ -136,7 +145,7 @@ def cpu() -> dict:
 
 
 def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """Return the bytes of core 0's last-level data cache; None where the system does not report it."""
+    """Return the size in bytes of the last-level data cache of core 0; None if the system does not report it."""
     best: tuple[int, int] | None = None
     for index in sorted(folder.glob("index*")):
         try:
@@ -151,7 +160,8 @@ def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 
 def available_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory that a process may still take without swapping, within its control group."""
+    """Return the bytes of memory that a process can still allocate without swapping, within the limit of its control
+    group."""
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError, LookupError):  # no such group, or `max`: no limit
         used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -160,7 +170,7 @@ def available_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def allocated_weight_bytes(runner: Runner) -> int:
-    """Return the bytes of all parameters and buffers of the model, each storage counted once."""
+    """Return the total bytes of the model's parameters and buffers, with shared storage counted once."""
     tensors = [*runner.model.parameters(), *runner.model.buffers()]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
@@ -171,7 +181,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int | None:
-    """Return the peak resident bytes of this process; None where the system does not report them."""
+    """Return the peak resident bytes of this process; None if the system does not report them."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024

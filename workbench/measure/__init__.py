@@ -1,2 +1,2 @@
-"""Measurements of experiments, one file a workload: rounds, figures, predictions and charts. It may not import sweeps,
-reports, claims or widgets."""
+"""Measure experiments, with one file for each kind of workload: rounds, measures, predictions and charts. This package
+may not import sweeps, reports, claims or widgets."""

@@ -1,80 +1,169 @@
-"""An agent measured: right answers, what each round costs on the warm prefix, and TTFT against a cold start of the same
-request."""
+"""Measure an agent: right answers, the cost of each round with a warm prefix cache, and TTFT compared with a cold start
+of the same request."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field, field_validator
 
 from compiled_kernels.rounds import interleaved
 from workbench.agents.agent import Agent, agent
+from workbench.agents.limits import Limits
 from workbench.agents.result import AgentResult
 from workbench.custom import resolve_path
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import AgentQuestion, AgentWorkload
-from workbench.experiment.variants import VariantResults, described, every_variant
-from workbench.measure.chart import import_altair, place_labels
+from workbench.experiment.experiment import Experiment, Predictions, ProgressCallback, VariantResults, Workload
+from workbench.experiment.variants import described, every_variant
+from workbench.experiment.verdict import VariantRows
+from workbench.figures.figure import Figure, beside
+from workbench.figures.lines import Series, lines
+from workbench.figures.points import Point, points
 from workbench.measure.rounds import load_runners
 from workbench.progress import StageCounter
 from workbench.prompt.turns import AssistantTurn
 from workbench.request import CustomPart, Request
 from workbench.runs.metrics import TABLES
+from workbench.settings import Count, Settings
+from workbench.svg import Axis
 from workbench.trace.events import Decoded
 from workbench.trace.recorder import Recorder
+from workbench.units import Measure, duration, share
 
-TOKENS = ("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens", "thinking_tokens")  # of a round
-MEANS = ("rounds", "calls", *TOKENS, "tools_s", "seconds")  # of a question
-WIDTH, HEIGHT = 380, 280
-WARM, COLD = "#0b6e4f", "#a8a8a8"
-Rows = Sequence[Mapping[str, Any]]
+TOKENS = ("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens", "thinking_tokens")  # numbers of a round
+# figures of a question; a row has their means over the questions
+MEANS = ("rounds", "calls", *TOKENS, "tools_s", "seconds")
+ROUNDS = {"ttft_s_by_round": "in the run", "cold_ttft_s_by_round": "from a cold start"}
+
+
+class AgentQuestion(Settings):
+    """A question to an agent, and the texts that a right answer contains: numbers as whole numbers, other texts word
+    for word.
+
+    Without `wanted`, any answer is right."""
+
+    question: Annotated[str, Field(min_length=1)]
+    wanted: tuple[str, ...] = ()
+    kind: str = ""  # right answers are also counted for each kind of question
+    system: str | None = None  # None is the workload's system prompt
+    tools: tuple[str, ...] | None = None  # None are the workload's tools
+
+    @field_validator("wanted", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+class AgentWorkload(Workload):
+    """Ask an agent each question, one after another, and let it call its tools until it answers.
+
+    Questions are listed, or returned as `AgentQuestion` values by a function named like any custom part. The prefix
+    cache is empty at the start of each question. With `cold_start` each round's prompt runs once more with an empty
+    cache, to measure its TTFT."""
+
+    measures: ClassVar = (
+        Measure("questions"),
+        share("right"),
+        share("right_by_kind_*", "right, {}"),
+        share("answered"),
+        Measure("rounds_per_question", "rounds", "/question"),
+        Measure("calls_per_question", "calls", "/question"),
+        Measure("prompt_tokens_per_question", "prompt", "tokens/question"),
+        Measure("cached_tokens_per_question", "cached", "tokens/question", "max"),
+        Measure("computed_tokens_per_question", "computed", "tokens/question", "min"),
+        Measure("output_tokens_per_question", "output", "tokens/question", "min"),
+        Measure("thinking_tokens_per_question", "thinking", "tokens/question", "min"),
+        duration("later_ttft_s", "TTFT of later rounds"),
+        duration("later_cold_ttft_s", "from a cold start"),
+        duration("ttft_s_by_round_*", "TTFT of round {}"),
+        duration("cold_ttft_s_by_round_*", "cold TTFT of round {}"),
+        duration("tools_s_per_question", "tools", "s/question"),
+        duration("seconds_per_question", "whole question", "s/question"),
+    )
+    kind: Literal["agent"] = "agent"
+    questions: Annotated[tuple[AgentQuestion, ...], Field(min_length=1)] | CustomPart
+    system: str | None = None
+    tools: tuple[str, ...] = ()  # functions, as module:function
+    tool_choice: Annotated[str, Field(min_length=1)] = "auto"  # auto, none, required, or the name of one tool
+    limits: Limits = Limits()
+    cold_start: bool = True
+    rounds: Count = 1  # measured rounds of all questions, variants in turn, after a warm-up with the first question
+
+    def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
+        """Ask every variant's agent all questions in interleaved rounds, and return one row for each variant.
+
+        Variants that differ only in sampling and workload share a runner."""
+        variants = every_variant(experiment)
+        asked = {name: questions_of(cast(AgentWorkload, variant.workload)) for name, variant in variants.items()}
+        on_progress = StageCounter(on_progress, len(variants) * (self.rounds + 2))
+        same = {"sampling": experiment.sampling, "workload": experiment.workload}
+        runners = load_runners(variants, on_progress, same)
+        tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("questions", "agent_rounds", *TABLES)}
+        for turn, name in interleaved(runners, self.rounds, on_progress):
+            for number, question in enumerate(asked[name] if turn else asked[name][:1]):
+                found = ask(runners[name], variants[name], question, number)
+                if turn:
+                    marks = {"variant": name, "round": turn, "question": number}
+                    tables["questions"].append(marks | _question_row(found))
+                    tables["agent_rounds"] += [marks | row for row in _round_rows(found)]
+                    for table in TABLES:
+                        tables[table] += [marks | row for row in getattr(found.recorder, table)()]
+        rows = [_row(experiment, name, runner, tables) for name, runner in runners.items()]
+        about = {"questions": {name: len(each) for name, each in asked.items()}, "rounds": self.rounds}
+        return VariantResults(rows, about, tables)
+
+    def chart(self, rows: VariantRows, title: str) -> Figure:
+        """Draw right answers against generated tokens per question, and TTFT by round, warm and cold."""
+        right = points(
+            [Point(row["variant"], row["output_tokens_per_question"], row["right"]) for row in rows],
+            Axis("generated tokens per question, thinking included"),
+            Axis("right answers", percent=True),
+            width=380,
+            height=280,
+            x_zero=True,
+            y_zero=True,
+        )
+        rounds = tuple(dict.fromkeys(str(number) for row in rows for key in ROUNDS for number in row[key]))
+        series = [
+            Series(
+                f"{row['variant']}, {kind}",
+                tuple(
+                    (float(rounds.index(str(number))), 1e3 * seconds)
+                    for number, seconds in row[key].items()
+                    if seconds is not None
+                ),
+            )
+            for row in rows
+            for key, kind in ROUNDS.items()
+        ]
+        by_round = lines(series, Axis("round", names=rounds), Axis("TTFT p50, ms"), width=380, height=280)
+        return beside([right, by_round], title)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question that was asked: what the agent's run left, its trace, and TTFT by round."""
+    """The result of one question: the agent's result, its trace, and TTFT by round."""
 
     question: AgentQuestion
     result: AgentResult
     is_right: bool
     recorder: Recorder
-    requests: tuple[Request, ...]  # of the rounds
-    ttft: tuple[float | None, ...]  # seconds from a request's arrival
-    cold_ttft: tuple[float | None, ...]  # of the same requests from an empty prefix cache; None: not measured
-
-
-def measure_agent(experiment: Experiment, on_progress: Callable[[str], None] = lambda line: None) -> VariantResults:
-    """Ask every variant's agent all questions in interleaved rounds, and return one row a variant.
-
-    Variants that differ only in sampling and workload share a runner."""
-    work, variants = cast(AgentWorkload, experiment.workload), every_variant(experiment)
-    asked = {name: questions_of(cast(AgentWorkload, variant.workload)) for name, variant in variants.items()}
-    on_progress = StageCounter(on_progress, len(variants) * (work.rounds + 2))
-    same = {"sampling": experiment.sampling, "workload": experiment.workload}
-    runners = load_runners(variants, on_progress, same)
-    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("questions", "agent_rounds", *TABLES)}
-    for turn, name in interleaved(runners, work.rounds, on_progress):
-        for number, question in enumerate(asked[name] if turn else asked[name][:1]):
-            found = ask(runners[name], variants[name], question, number)
-            if turn:
-                marks = {"variant": name, "round": turn, "question": number}
-                tables["questions"].append(marks | _question_row(found))
-                tables["agent_rounds"] += [marks | row for row in _round_rows(found)]
-                for table in TABLES:
-                    tables[table] += [marks | row for row in getattr(found.recorder, table)()]
-    rows = [_row(experiment, name, runner, tables) for name, runner in runners.items()]
-    about = {"questions": {name: len(each) for name, each in asked.items()}, "rounds": work.rounds}
-    return VariantResults(rows, about, tables)
+    requests: tuple[Request, ...]  # requests of the rounds
+    ttft: tuple[float | None, ...]  # TTFT of each round in seconds
+    # TTFT in seconds of the same requests with an empty prefix cache; None: not measured
+    cold_ttft: tuple[float | None, ...]
 
 
 def questions_of(workload: AgentWorkload) -> tuple[AgentQuestion, ...]:
-    """Return the questions that are given, or that the named function makes (WorkbenchError for other values)."""
+    """Return the questions listed in the workload, or those that its named function returns (WorkbenchError for other
+    values)."""
     given = workload.questions
     if not isinstance(given, CustomPart):
         return given
@@ -82,12 +171,13 @@ def questions_of(workload: AgentWorkload) -> tuple[AgentQuestion, ...]:
     wrong = next((each for each in found if not isinstance(each, AgentQuestion)), None)
     if wrong is not None or not found:
         what = "no question" if wrong is None else f"a {type(wrong).__name__}"
-        raise WorkbenchError(f"workload.questions.path {given.path}: gives {what}, must give AgentQuestion values")
+        raise WorkbenchError(f"workload.questions.path {given.path}: returned {what}, must return AgentQuestion values")
     return found
 
 
 def ask(runner: Runner, experiment: Experiment, question: AgentQuestion, number: int) -> Asked:
-    """Ask one question from an empty prefix cache, then begin each round's request once more from an empty one."""
+    """Ask one question with an empty prefix cache; then, if cold starts are measured, run each round's request again
+    with an empty cache."""
     work, recorder = cast(AgentWorkload, experiment.workload), Recorder()
     tools = [resolve_path(path) for path in (work.tools if question.tools is None else question.tools)]
     sampling = experiment.sampling.model_copy(update={"seed": (experiment.sampling.seed + number) % 2**63})
@@ -110,7 +200,7 @@ def ask(runner: Runner, experiment: Experiment, question: AgentQuestion, number:
 
 
 def requests_of(made: Agent, result: AgentResult) -> Iterator[Request]:
-    """Yield the request of each round of a run: the conversation up to its answer."""
+    """Yield the request of each round: the conversation before the round's answer."""
     talk = result.conversation
     answers = [place for place, turn in enumerate(talk.turns) if isinstance(turn, AssistantTurn)]
     for place in answers[len(answers) - len(result.rounds) :]:
@@ -120,7 +210,9 @@ def requests_of(made: Agent, result: AgentResult) -> Iterator[Request]:
 
 
 def cold_ttft(runner: Runner, request: Request) -> float | None:
-    """Return the seconds to the first token of a request from an empty prefix cache; then it is cancelled."""
+    """Return the TTFT of a request in seconds with an empty prefix cache. The request is cancelled after its first
+    token.
+    """
     runner.reset_prefix_cache()
     recorder = Recorder()
     with closing(runner.stream([request])) as events:  # type: ignore[type-var] (a generator)
@@ -137,7 +229,7 @@ def _ttfts(recorder: Recorder) -> Iterator[float | None]:
 
 
 def holds(answer: str, text: str) -> bool:
-    """Return whether `text` is in `answer`, not as a part of a longer number or word."""
+    """Return whether `answer` contains `text` as a whole, not within a longer number or word."""
     edges = (r"(?<![\w.-])" if text[:1].isdigit() else r"", r"(?![\w]|\.\d)" if text[-1:].isalnum() else "")
     return re.search(edges[0] + re.escape(text) + edges[1], answer) is not None
 
@@ -196,50 +288,3 @@ def _row(
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def chart(rows: Rows, title: str) -> Any:
-    """Draw Altair charts: right answers against generated tokens a question by variant, and TTFT by round beside a cold
-    start's."""
-    altair = import_altair()
-    return altair.hconcat(_accuracy(altair, rows), _by_round(altair, rows)).properties(title=title)
-
-
-def _accuracy(altair: Any, rows: Rows) -> Any:
-    points = [
-        {"variant": row["variant"], "tokens": row["output_tokens_per_question"], "right": row["right"]} for row in rows
-    ]
-    most = 1.3 * max(point["tokens"] for point in points)
-    x = altair.X(
-        "tokens:Q", title="generated tokens a question, thoughts included",
-        scale=altair.Scale(domain=[0, most], nice=False),
-    )  # fmt: skip
-    y = altair.Y("right:Q", title="right answers", scale=altair.Scale(domain=[0, 1.04]), axis=altair.Axis(format="%"))
-    dots = altair.Chart(altair.Data(values=points)).mark_point(filled=True, size=60, opacity=1, color=WARM)
-    pixels = [(WIDTH * p["tokens"] / most, HEIGHT * (1 - p["right"] / 1.04)) for p in points]
-    texts = [
-        altair.Chart(altair.Data(values=[point]))
-        .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
-        .encode(x=x, y=y, text="variant:N")
-        for point, label in zip(points, place_labels(pixels, [p["variant"] for p in points], WIDTH), strict=True)
-    ]
-    return altair.layer(dots.encode(x=x, y=y), *texts).properties(width=WIDTH, height=HEIGHT)
-
-
-def _by_round(altair: Any, rows: Rows) -> Any:
-    kinds = {"ttft_s_by_round": "in the run", "cold_ttft_s_by_round": "from a cold start"}
-    values = [
-        {"variant": row["variant"], "agent_round": number, "ttft": 1e3 * seconds, "kind": kind}
-        for row in rows
-        for key, kind in kinds.items()
-        for number, seconds in row[key].items()
-        if seconds is not None
-    ]
-    color = altair.Color("kind:N", title=None, scale=altair.Scale(domain=[*kinds.values()], range=[WARM, COLD]))
-    x = altair.X("agent_round:N", title="round", axis=altair.Axis(labelAngle=0))
-    y = altair.Y("ttft:Q", title="TTFT p50, ms")
-    base = altair.Chart(altair.Data(values=values)).encode(x=x, y=y, color=color, detail="variant:N")
-    last = {value["variant"]: value for value in values if value["kind"] == kinds["ttft_s_by_round"]}
-    names = altair.Chart(altair.Data(values=[*last.values()])).mark_text(align="left", dx=7, fontSize=11)
-    lines = base.mark_line() + base.mark_point(filled=True, size=40) + names.encode(x=x, y=y, text="variant:N")
-    return lines.properties(width=WIDTH, height=HEIGHT)

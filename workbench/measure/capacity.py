@@ -1,4 +1,4 @@
-"""The highest rate of requests that a simulated fleet serves within an SLO."""
+"""Find the highest request rate that a simulated fleet serves within an SLO."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.measure.jobs import SPREADS, job_metrics
 from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics
-from workbench.simulate.traffic_settings import Poisson, TrafficWorkload
+from workbench.simulate.traffic_settings import Poisson
 
-PRECISION = 0.03  # of a rate: the search ends when the bounds are this near
-HIGHEST_RATE = 2.0**14  # requests/s; no fleet of this size is simulated in a reader's time
-LOWEST_RATE = 1e-3  # requests/s; requests this rare are alone
-MIN_COUNTED = 200  # requests; the share of so many that are within an SLO has a standard error of 2 points at 90%
+PRECISION = 0.03  # the search ends when the bounds on the rate differ by this fraction
+HIGHEST_RATE = 2.0**14  # requests/s; simulating more takes too long for an interactive command
+LOWEST_RATE = 1e-3  # requests/s; at this rate requests do not overlap
+MIN_COUNTED = 200  # requests; the measured share within the SLO then has a standard error of 2 points at 90%
 
 
 def at_rate(experiment: Experiment, rate: float, seconds: float) -> Experiment:
-    """Return the experiment with `seconds` of its traffic, or more where they have few requests, which come
-    independently, `rate` a second."""
+    """Return the experiment with Poisson arrivals at `rate` requests a second for `seconds`, or for longer if too few
+    requests would arrive in that time."""
     workload = experiment.workload
-    if not isinstance(workload, TrafficWorkload):
-        raise WorkbenchError(f"workload.kind {workload.kind!r}: a rate is one of traffic; give `kind: traffic`")
+    if "arrivals" not in type(workload).model_fields:
+        raise WorkbenchError(f"workload.kind {workload.kind!r}: only traffic has a rate; set `kind: traffic`")
     arrivals = {"arrivals": Poisson(rate=rate), "requests": max(math.ceil(rate * seconds), 2 * MIN_COUNTED)}
     return experiment.model_copy(update={"workload": workload.model_copy(update=arrivals)})
 
 
 def metrics_at_rate(experiment: Experiment, rate: float, seconds: float) -> dict[str, Any]:
-    """Simulate the fleet at a rate, to the end, and return its metrics.
+    """Simulate the fleet at a rate until all requests have ended, and return its metrics.
 
-    Spreads and goodput are of the `counted` requests, the half in the middle: those before fill the empty fleet, those
-    after keep it full while the counted ones are answered.
+    Percentiles and goodput cover the `counted` requests, the middle half: earlier requests fill the empty fleet, and
+    later ones keep it full while the counted requests are answered.
     """
     began, tried = time.perf_counter(), at_rate(experiment, rate, seconds)
     fleet, slo = fleet_for(tried).run(), tried.measure.slo
@@ -48,37 +48,37 @@ def metrics_at_rate(experiment: Experiment, rate: float, seconds: float) -> dict
 
 
 def highest_rate(experiment: Experiment, share: float, seconds: float) -> dict[str, Any]:
-    """Search the highest rate at which a `share` of the requests is within the experiment's SLO.
+    """Find the highest rate at which a fraction `share` of the requests is within the experiment's SLO.
 
-    The rate is doubled until too many requests are late, and the range halved until it is known to 3%. More requests
-    are assumed to make no fewer late.
+    The rate is doubled until too many requests are late; then the range is halved until the rate is known to 3%. The
+    search assumes that a higher rate never makes fewer requests late.
 
     Args:
-        experiment: An experiment with a simulated executor and traffic, whose arrivals are replaced.
-        share: The share of requests within the SLO, above 0 and up to 1.
-        seconds: Seconds of traffic that each rate is tried with; more at a rate with fewer than twice `MIN_COUNTED`
-            requests in that time.
+        experiment: An experiment with a simulated executor and traffic; its arrival times are replaced.
+        share: The fraction of requests within the SLO, above 0 and up to 1.
+        seconds: Simulated seconds of traffic at each rate; longer if fewer than twice `MIN_COUNTED` requests would
+            arrive.
 
     Returns:
-        `rate`, the lowest rate `too_high` that was found to be too high, and `at_rate`: the metrics of the fleet there.
+        `rate`, `too_high` (the lowest rate tried that was too high), and `at_rate`: the metrics of the fleet at `rate`.
 
     Raises:
-        WorkbenchError: `share` or `seconds` is out of range, or every rate or none is within the SLO.
+        WorkbenchError: `share` or `seconds` is out of range, or every rate or no rate is within the SLO.
     """
     if not 0 < share <= 1 or not seconds > 0:
-        raise WorkbenchError(f"share {share:g}, seconds {seconds:g}: give a share in (0, 1] and seconds above 0")
+        raise WorkbenchError(f"share {share:g}, seconds {seconds:g}: share must be in (0, 1] and seconds above 0")
     low, high, best = 0.0, 1.0, None
     while (found := metrics_at_rate(experiment, high, seconds))["goodput"]["share"] >= share:
         low, high, best = high, 2 * high, found
         if high > HIGHEST_RATE:
-            raise WorkbenchError(f"{low:g} requests/s and more are within the SLO: give a stricter one")
+            raise WorkbenchError(f"even {low:g} requests/s are within the SLO: set a stricter SLO")
     if best is None:
         low, best = LOWEST_RATE, metrics_at_rate(experiment, LOWEST_RATE, seconds)
         if best["goodput"]["share"] < share:
             slo = experiment.measure.slo
             raise WorkbenchError(
-                f"a request alone is not within the SLO (TTFT {slo.ttft:g} s, TPOT {slo.tpot:g} s): "
-                "give a looser one, or faster instances"
+                f"even a single request misses the SLO (TTFT {slo.ttft:g} s, TPOT {slo.tpot:g} s): "
+                "set a looser SLO, or faster instances"
             )
     while high - low > PRECISION * high:
         middle = (low + high) / 2

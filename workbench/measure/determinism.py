@@ -1,8 +1,8 @@
-"""Determinism of a greedy answer: repeat one prompt in varying batch compositions and count different outputs, bit for
-bit.
+"""Measure the determinism of greedy answers: repeat one prompt in varying batch compositions, and count the outputs
+that differ bit for bit.
 
-The cost of `batch_invariant` comes from steps of all variants timed in turn: ratios of variants that differ by it
-alone.
+The cost of `batch_invariant` is measured by timing steps of all variants in turn: it is the ratio of two variants that
+differ only in this setting.
 """
 
 from __future__ import annotations
@@ -10,38 +10,134 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import DeterminismWorkload, OverheadSettings
-from workbench.experiment.variants import Rows, VariantResults, described, every_variant
-from workbench.measure.chart import import_altair
-from workbench.measure.rounds import load_runners, measure_in_rounds
+from workbench.experiment.experiment import Experiment, Predictions, ProgressCallback, Rows, VariantResults, Workload
+from workbench.experiment.variants import described, every_variant
+from workbench.experiment.verdict import VariantRows
+from workbench.figures.bars import Bar, bars
+from workbench.figures.figure import Figure, beside
+from workbench.measure.rounds import check_full_length, greedy_sampling, load_runners, measure_in_rounds
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters, random_token_ids
-from workbench.trace.events import Decoded, Finished, Stepped
+from workbench.request import Request, random_token_ids
+from workbench.settings import Count, Seed, Settings
+from workbench.svg import Axis
+from workbench.trace.events import Decoded, Stepped
+from workbench.units import Measure, duration, ratio
 
 Costs = dict[str, dict[str, float]]
 TIMED_PHASES = ("prefill", "decode_one", "decode_many")
-ProgressCallback = Callable[[str], None]
-REPEATED_REQUEST = "repeated"  # id of the repeated request; the others' ids end in numbers
-GOOD, BAD = "#0b6e4f", "#b3541e"
-EXPENSIVE_RATIO = 2.0  # times as long
+REPEATED_REQUEST = "repeated"  # request id of the repeated prompt; the ids of other requests end in numbers
+EXPENSIVE_RATIO = 2.0  # a ratio of times from which the mode counts as expensive
 COUNTS = {"varying_outputs": "outputs", "varying_bits": "sets of bits"}
 PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "decode of many"}
+
+
+class OverheadSettings(Settings):
+    """Settings for measuring the cost of `batch_invariant`: a prefill of one prompt, decode steps of one sequence,
+    decode steps of many sequences.
+    """
+
+    model: str | None = None  # None is the model with the compared outputs
+    prefill_tokens: Count = 512
+    context: Count = 256  # prompt length in tokens of sequences with timed decode steps
+    batch: Annotated[int, Field(ge=2)] = 16
+    tokens: Annotated[int, Field(ge=3)] = 12  # output tokens of each sequence
+    rounds: Count = 5
+
+
+class DeterminismWorkload(Workload):
+    """Run each prompt greedily in `runs` different batch compositions, and `repeats` times in the first composition."""
+
+    measures: ClassVar = (
+        Measure("varying_outputs", "outputs in varying batches", better="min"),
+        Measure("varying_bits", "sets of bits in varying batches", better="min"),
+        Measure("same_outputs", "outputs in the same batch", better="min"),
+        Measure("same_bits", "sets of bits in the same batch", better="min"),
+        Measure("diverged_prompts", "diverged prompts", better="min"),
+        duration("prefill_s", "prefill"),
+        duration("decode_one_s", "decode step of one sequence"),
+        duration("decode_many_s", "decode step of many sequences"),
+        ratio("price_prefill", "prefill, ratio"),
+        ratio("price_decode_one", "decode of one, ratio"),
+        ratio("price_decode_many", "decode of many, ratio"),
+    )
+    kind: Literal["determinism"] = "determinism"
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] | Count = 4  # texts, or the number of random prompts
+    prompt_tokens: Count = 48  # tokens of each random prompt
+    output_tokens: Count = 128
+    runs: Count = 8
+    repeats: Count = 3
+    other_requests: Count = 15  # maximum number of other requests in a batch
+    other_request_tokens: Count = 96  # maximum tokens of another request's prompt, and of its output
+    price: OverheadSettings | None = OverheadSettings()
+    seed: Seed = 0
+
+    def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
+        """Measure the determinism of every variant.
+
+        Returns one row for each variant: the number of distinct outputs in varying and in equal batch compositions. If
+        another variant differs only in `batch_invariant`, the row also has the cost of that mode."""
+        variants = every_variant(experiment)
+        prompts = self.prompts if isinstance(self.prompts, int) else len(self.prompts)
+        timed = 0 if self.price is None else 2 + self.price.rounds
+        on_progress = StageCounter(on_progress, len(variants) * (1 + prompts + timed))
+        rows, asked = [], []
+        for name, variant in variants.items():
+            on_progress(f"loading: {name}")
+            runner = runner_for(variant)
+            found: list[dict[str, Any]] = []
+            for index, prompt in enumerate(_prompts(self, runner)):
+                on_progress(f"{name}: prompt {index + 1}")
+                turns = [("varying", turn) for turn in range(self.runs)] + [("same", 0)] * self.repeats
+                for kind, turn in turns:
+                    others = _batch_composition(self, f"{self.seed}/{index}/{turn}", runner.model.spec.vocab_size)
+                    found.append(
+                        {"prompt": index, "batch_composition": kind, **generate_in_batch(self, runner, prompt, others)}
+                    )
+            asked += [{"variant": name, **each} for each in found]
+            rows.append({
+                **described(experiment, name, runner.core.backends),
+                "dtype": str(runner.model.dtype).removeprefix("torch."), "batch_invariant": variant.batch_invariant,
+                **{f"{kind}_{what}": num_distinct_outputs(found, kind, key)
+                   for kind in ("varying", "same") for what, key in (("outputs", "token_ids"), ("bits", "logprobs"))},
+                "diverged_prompts": sum(count > 1 for count in _distinct_by_prompt(found, "varying", "token_ids")),
+            })  # fmt: skip
+        tables = {"outputs": asked}
+        if self.price is not None:
+            costs, tables["times"] = measure_overhead(self.price, variants, self.seed, on_progress)
+            for row in rows:
+                row |= costs[row["variant"]]
+        about = {
+            "prompts": len(_distinct_by_prompt(asked, "same", "token_ids")),
+            "runs": self.runs,
+            "output_tokens": self.output_tokens,
+        }
+        return VariantResults(rows, about, tables)
+
+    def chart(self, rows: VariantRows, title: str) -> Figure:
+        """Draw bars of distinct outputs by variant, and next to them the cost of the mode as ratios of times."""
+        counts, ratios = _bars(rows, COUNTS, 1, "d"), _bars(rows, PRICES, EXPENSIVE_RATIO, ".2f")
+        shown = [bars(counts, Axis("different answers to one prompt"), width=260)]
+        return beside(
+            [*shown, *([bars(ratios, Axis("time with / without batch_invariant"), width=260)] if ratios else [])], title
+        )
 
 
 def measure_overhead(
     settings: OverheadSettings, variants: Mapping[str, Experiment], seed: int, on_progress: Callable[[str], None]
 ) -> tuple[Costs, Rows]:
-    """Time every variant in interleaved rounds after one warm-up round.
+    """Time every variant in interleaved rounds after one warm-up round, and return their step times and the cost of
+    `batch_invariant`.
 
     Returns:
-        By variant the seconds of a step (median of the rounds) and `price_...`: the median over rounds of the ratio to
-        the variant without the mode. Second, the rounds themselves.
+        First, for each variant, the seconds of a step (median over the rounds) and `price_...`: the median over rounds
+        of the ratio to the variant without the mode. Second, the rows of the rounds.
     """
     runners = load_runners({name: _of_model(variant, settings) for name, variant in variants.items()}, on_progress)
     times = measure_in_rounds(
@@ -58,7 +154,8 @@ def measure_overhead(
 
 
 def time_round(settings: OverheadSettings, runner: Runner, name: str) -> dict[str, float]:
-    """Return the seconds of one prefill, of a decode step of one sequence, and of one of `batch` sequences."""
+    """Return the seconds of one prefill, of a decode step of one sequence, and of a decode step of `batch`
+    sequences."""
     runner.reset_prefix_cache()
     return {
         "prefill": _steps(runner, name, 1, settings.prefill_tokens, 1, "prefill", total=True),
@@ -68,9 +165,9 @@ def time_round(settings: OverheadSettings, runner: Runner, name: str) -> dict[st
 
 
 def _steps(runner: Runner, name: str, count: int, prompt: int, tokens: int, phase: str, total: bool = False) -> float:
-    """Return the seconds of all steps of a phase together, or the median step of those that decode every sequence."""
+    """Return the total seconds of a phase's steps, or the median seconds of the steps that decode every sequence."""
     draw, vocab = random.Random(name), runner.model.spec.vocab_size
-    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    sampling = greedy_sampling(tokens)
     ids = [random_token_ids(draw, vocab, prompt) for _ in range(count)]
     requests = [Request(f"timed-{index}", each, sampling) for index, each in enumerate(ids)]
     steps = [event for event in runner.stream(requests) if isinstance(event, Stepped) and event.phase == phase]
@@ -96,7 +193,7 @@ def _of_model(variant: Experiment, price: OverheadSettings) -> Experiment:
 
 
 def _variant_without_mode(name: str, variants: Mapping[str, Experiment]) -> str | None:
-    """Return the name of the variant that differs from this one by `batch_invariant` alone; None if there is none."""
+    """Return the name of the variant that differs from this one only in `batch_invariant`; None if there is none."""
     mine = variants[name]
     if not mine.batch_invariant:
         return None
@@ -104,52 +201,9 @@ def _variant_without_mode(name: str, variants: Mapping[str, Experiment]) -> str 
     return next((other for other, variant in variants.items() if variant == plain), None)
 
 
-def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
-    """Measure determinism of every variant.
-
-    Returns one row a variant: distinct outputs in varying and in the same batch compositions. Where another variant
-    differs only by `batch_invariant`, the row also has the cost of that mode."""
-    work, variants = cast(DeterminismWorkload, experiment.workload), every_variant(experiment)
-    prompts = work.prompts if isinstance(work.prompts, int) else len(work.prompts)
-    timed = 0 if work.price is None else 2 + work.price.rounds
-    on_progress = StageCounter(on_progress, len(variants) * (1 + prompts + timed))
-    rows, asked = [], []
-    for name, variant in variants.items():
-        on_progress(f"loading: {name}")
-        runner = runner_for(variant)
-        found: list[dict[str, Any]] = []
-        for index, prompt in enumerate(_prompts(work, runner)):
-            on_progress(f"{name}: prompt {index + 1}")
-            turns = [("varying", turn) for turn in range(work.runs)] + [("same", 0)] * work.repeats
-            for kind, turn in turns:
-                others = _batch_composition(work, f"{work.seed}/{index}/{turn}", runner.model.spec.vocab_size)
-                found.append(
-                    {"prompt": index, "batch_composition": kind, **generate_in_batch(work, runner, prompt, others)}
-                )
-        asked += [{"variant": name, **each} for each in found]
-        rows.append({
-            **described(experiment, name, runner.core.backends),
-            "dtype": str(runner.model.dtype).removeprefix("torch."), "batch_invariant": variant.batch_invariant,
-            **{f"{kind}_{what}": num_distinct_outputs(found, kind, key)
-               for kind in ("varying", "same") for what, key in (("outputs", "token_ids"), ("bits", "logprobs"))},
-            "diverged_prompts": sum(count > 1 for count in _distinct_by_prompt(found, "varying", "token_ids")),
-        })  # fmt: skip
-    tables = {"outputs": asked}
-    if work.price is not None:
-        costs, tables["times"] = measure_overhead(work.price, variants, work.seed, on_progress)
-        for row in rows:
-            row |= costs[row["variant"]]
-    about = {
-        "prompts": len(_distinct_by_prompt(asked, "same", "token_ids")),
-        "runs": work.runs,
-        "output_tokens": work.output_tokens,
-    }
-    return VariantResults(rows, about, tables)
-
-
 def num_distinct_outputs(runs: Sequence[dict[str, Any]], kind: str, key: str) -> int:
-    """Return the number of different outputs of one prompt under batch compositions of a kind: that of the prompt with
-    most."""
+    """Return the number of different outputs in batch compositions of one kind (varying or equal), for the prompt that
+    has most."""
     return max(_distinct_by_prompt(runs, kind, key))
 
 
@@ -164,10 +218,10 @@ def _distinct_by_prompt(found: Sequence[dict[str, Any]], kind: str, key: str) ->
 def generate_in_batch(
     workload: DeterminismWorkload, runner: Runner, prompt: tuple[int, ...], batch_composition: tuple[int, list[Request]]
 ) -> dict[str, Any]:
-    """Return the greedy tokens of a prompt and their log-probabilities, while the other requests of `batch_composition`
-    run."""
+    """Return a prompt's greedy tokens and their log-probabilities, generated while the other requests of
+    `batch_composition` run."""
     place, requests = batch_composition
-    sampling = SamplingParameters(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True, logprobs=0)
+    sampling = greedy_sampling(workload.output_tokens).model_copy(update={"logprobs": 0})
     requests.insert(place, Request(REPEATED_REQUEST, prompt, sampling))
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -175,8 +229,7 @@ def generate_in_batch(
         if isinstance(event, Decoded) and event.request_id == REPEATED_REQUEST:
             tokens.append(event.token_id)
             logprobs.append(cast(float, event.logprob))
-        if isinstance(event, Finished) and event.reason != "length":
-            raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+        check_full_length(event)
     return {"token_ids": tokens, "logprobs": logprobs, "others": len(requests) - 1}
 
 
@@ -186,51 +239,27 @@ def _prompts(workload: DeterminismWorkload, runner: Runner) -> list[tuple[int, .
         return [random_token_ids(draw, vocab, workload.prompt_tokens) for _ in range(workload.prompts)]
     if runner.tokenizer is None:
         name = runner.model.spec.name
-        raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; say how many prompts, as a number")
+        raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; give a number of random prompts")
     return [(*runner.tokenizer.bos_token_ids, *runner.tokenizer.encode(text)) for text in workload.prompts]
 
 
 def _batch_composition(workload: DeterminismWorkload, name: str, vocab: int) -> tuple[int, list[Request]]:
-    """Draw other requests of random tokens, and the number of them that precede the prompt."""
+    """Draw other requests of random tokens, and the number of them that are submitted before the prompt."""
     draw = random.Random(name)
     others = []
     for index in range(draw.randint(0, workload.other_requests)):
         ids = random_token_ids(draw, vocab, draw.randint(1, workload.other_request_tokens))
         most = draw.randint(1, workload.other_request_tokens)
-        sampling = SamplingParameters(temperature=0.0, max_tokens=most, ignore_eos=True)
+        sampling = greedy_sampling(most)
         others.append(Request(f"other-{index}", ids, sampling))
     return draw.randint(0, len(others)), others
 
 
-def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """Draw an Altair chart: bars of distinct outputs by variant, and beside them the costs as ratios."""
-    altair = import_altair()
-    counts = _values(rows, COUNTS)
-    left = _bars(altair, counts, "different answers to one prompt", "datum.value > 1", "d", tick=1)
-    ratios = _values(rows, PRICES)
-    if not ratios:
-        return left.properties(title=title)
-    right = _bars(altair, ratios, "time with the mode / without", f"datum.value > {EXPENSIVE_RATIO}", ".2f", tick=0.5)
-    return altair.hconcat(left, right).properties(title=title)
-
-
-def _values(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+def _bars(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], most: float, form: str) -> list[Bar]:
+    """Return a bar for each of these values; a bar above `most` is marked as bad."""
     return [
-        {"label": f"{row['variant']}: {label}", "value": row[name]}
+        Bar(f"{row['variant']}: {label}", row[name], bad=row[name] > most, words=f"{row[name]:{form}}")
         for row in rows
         for name, label in names.items()
         if name in row
     ]
-
-
-def _bars(altair: Any, values: list[dict[str, Any]], axis: str, bad: str, format: str, tick: float) -> Any:
-    most = max(each["value"] for each in values)
-    base = altair.Chart(altair.Data(values=values)).encode(
-        y=altair.Y("label:N", title=None, sort=[each["label"] for each in values], axis=altair.Axis(labelLimit=300)),
-        x=altair.X(
-            "value:Q", title=axis, axis=altair.Axis(tickMinStep=tick), scale=altair.Scale(domain=[0, 1.15 * most])
-        ),
-    )
-    bars = base.mark_bar().encode(color=altair.condition(bad, altair.value(BAD), altair.value(GOOD)))
-    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(text=altair.Text("value:Q", format=format))
-    return (bars + numbers).properties(width=260, height=altair.Step(22))

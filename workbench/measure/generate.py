@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.engine.load import load
@@ -14,35 +14,21 @@ from workbench.trace.recorder import Recorder
 
 def generate_text(
     prompt: str,
-    model: str,
-    backend: str,
-    dtype: str,
-    sampling: dict[str, Any],
+    settings: Mapping[str, Any],
     on_text: Callable[[str], None],
     on_progress: Callable[[str], None] = to_stderr,
-    speculate: Any = "none",
-    custom: str | None = None,
 ) -> dict:
-    """Continue one prompt and return text, ids, finish reason, usage and metrics.
+    """Continue one prompt. Return the text, token ids, finish reason, usage and metrics.
 
     Args:
         prompt: Text to continue.
-        model, backend, dtype, speculate, custom: As in `workbench.load`.
-        sampling: Fields of `SamplingParameters`.
-        on_text: Called with the prompt once it is known to run, then with each piece of text.
+        settings: Engine settings by section, and fields of `SamplingParameters` in `sampling`.
+        on_text: Called with the prompt once the engine accepts it, then with each piece of text.
         on_progress: Called with a line of text at each stage of loading.
     """
-    recorder = Recorder()
-    runner = load(
-        model,
-        backend=backend,
-        dtype=dtype,
-        max_num_seqs=1,
-        listener=recorder.record,
-        report=on_progress,
-        speculate=speculate,
-        custom=custom,
-    )
+    recorder, engine = Recorder(), {"max_num_seqs": 1, **settings}
+    sampling = engine.pop("sampling")
+    runner = load(**engine, listener=recorder.record, report=on_progress)
     finished = Finished(0.0)
     for event in runner.stream(prompt, **sampling):
         admitted = isinstance(event, Scheduled) and event.action == "admitted"

@@ -1,4 +1,4 @@
-"""Goodput: requests that attain a service-level objective."""
+"""Compute goodput: the requests that attain a service-level objective (SLO)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROUNDING_TOLERANCE = 1 + 1e-9
 
 
 def goodput(requests: Sequence[Mapping[str, Any]], slo: SLO, seconds: float | None) -> dict[str, Any]:
-    """Count the requests that attain the SLO: completed, with the first token within `slo.ttft` and a mean time per
-    later token within `slo.tpot`. A request with a deadline also has its last token by then.
+    """Summarize the requests that attain the SLO: completed, with the first token within `slo.ttft` and a mean time per
+    later token within `slo.tpot`. A request with a deadline must also have its last token by then.
 
     Args:
-        requests: Metrics of requests with `ttft_s`, `tpot_s` (None: no second token) and `e2el_s` (None: not completed,
-            for it failed or is not at its end), and `deadline_s` (None or missing: it has none).
+        requests: Metrics of requests: `ttft_s`, `tpot_s` (None: no second token), `e2el_s` (None: not completed,
+            because it failed or still runs), and `deadline_s` (None or missing: no deadline).
         slo: The objective, in seconds.
-        seconds: Duration of the run; None or 0 gives no rate.
+        seconds: Duration of the run; without it (None or 0) no rate is computed.
 
     Returns:
         The SLO, the number of attaining requests, their fraction (`share`), and their rate (`requests_per_s`).
@@ -36,7 +36,7 @@ def goodput(requests: Sequence[Mapping[str, Any]], slo: SLO, seconds: float | No
 
 
 def recorded_goodput(recorder: Recorder, slo: SLO, seconds: float | None) -> dict[str, Any]:
-    """Return the goodput of a recorded run. Refused requests do not count."""
+    """Return the goodput of a recorded run. Refused requests are not counted."""
     requests = [row for row in recorder.requests() if row["finish_reason"] != "refused"]
     figures = per_request(requests, recorder.tokens())
     for row, each in zip(requests, figures, strict=True):

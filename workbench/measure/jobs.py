@@ -1,6 +1,6 @@
-"""Figures of requests that a fleet served, simulated or real: one function for both, over the same jobs.
+"""Compute metrics of requests that a fleet served, with the same functions for simulated and real fleets.
 
-A real fleet's jobs are filled from its events, token by token, as a simulated instance fills them.
+A real fleet's events are turned into `SimulatedRequest` values, token by token, as a simulated instance fills them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from workbench.simulate.step_times import TICKS_PER_SECOND
 from workbench.trace.events import Decoded, Event, Finished, Moved, Preempted, Scheduled
 
 SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
-SHORT_PROMPT_TOKENS = 2048  # tokens of a prompt up to which it is short
+SHORT_PROMPT_TOKENS = 2048  # prompts up to this many tokens count as short
 
 
 def jobs_of_events(
     arrivals: Mapping[str, Arrival], events: Iterable[Event], began: float = 0.0
 ) -> list[SimulatedRequest]:
-    """Return the jobs of requests that a real fleet served, in the order of `arrivals`.
+    """Convert the events of a real fleet into one `SimulatedRequest` per request, in the order of `arrivals`.
 
     Args:
-        arrivals: of all requests, by id; times after `began`.
-        events: of the fleet, in order, with the times at which a client had them.
+        arrivals: arrivals of all requests by id; times count from `began`.
+        events: events of the fleet in order, with the times at which a client received them.
         began: the time at which the traffic began, on the clock of the events.
     """
     jobs = {
@@ -58,7 +58,7 @@ def jobs_of_events(
 
 
 def request_metrics_of(job: SimulatedRequest) -> dict[str, Any]:
-    """Return the metrics of one request; None for what did not happen."""
+    """Return the metrics of one request; the times of events that did not happen are None."""
 
     def since(ticks: int | None) -> float | None:
         return None if ticks is None else (ticks - job.arrival_time) / TICKS_PER_SECOND
@@ -85,7 +85,9 @@ def request_metrics_of(job: SimulatedRequest) -> dict[str, Any]:
 
 
 def job_metrics(jobs: Sequence[SimulatedRequest], slo: SLO, seconds: float | None) -> dict[str, Any]:
-    """Summarize jobs, with units in the names; `seconds` from the first arrival to the end give the rates."""
+    """Return summary metrics of requests, whose keys name the units. `seconds`, from the first arrival to the last end,
+    is the duration for rates.
+    """
     figures = [request_metrics_of(job) for job in jobs]
     done = [each for each in figures if each["e2el_s"] is not None]
     failed = sum(bool(job.error) for job in jobs)
@@ -116,13 +118,13 @@ def job_metrics(jobs: Sequence[SimulatedRequest], slo: SLO, seconds: float | Non
 
 
 def served_seconds(jobs: Sequence[SimulatedRequest]) -> float | None:
-    """Return the seconds from the first arrival to the last end; None without any."""
+    """Return the seconds from the first arrival to the last end; None if no request ended."""
     ends = [job.finish_time for job in jobs if job.finish_time is not None]
     return (max(ends) - min(job.arrival_time for job in jobs)) / TICKS_PER_SECOND if ends else None
 
 
 def job_row(jobs: Sequence[SimulatedRequest], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `job_metrics` of jobs as one flat row."""
+    """Return the `job_metrics` of requests as one flat row for a table of variants."""
     last = max((job.arrival.time for job in jobs), default=0.0)
     short = [
         job.first_token - job.arrival_time

@@ -1,70 +1,111 @@
-"""Prefill interference (head-of-line blocking): a long prompt arrives while other requests decode."""
+"""Measure prefill interference (head-of-line blocking): a long prompt arrives while other requests decode."""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, Self, cast
+
+from pydantic import model_validator
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import PrefillInterferenceWorkload
-from workbench.experiment.variants import VariantResults, described, every_variant
-from workbench.measure.rounds import load_runners, measure_in_rounds
+from workbench.experiment.experiment import (
+    Experiment,
+    Predictions,
+    ProgressCallback,
+    ServedRequests,
+    VariantResults,
+    Workload,
+    WorkloadCost,
+)
+from workbench.experiment.variants import described, every_variant
+from workbench.measure.rounds import check_full_length, greedy_sampling, load_runners, measure_in_rounds
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters, random_token_ids
+from workbench.request import Request, random_token_ids
 from workbench.runs.metrics import percentile
+from workbench.settings import Count, Seed
 from workbench.trace.events import Decoded, Event, Finished
+from workbench.units import duration
 
-ProgressCallback = Callable[[str], None]
-LONG, BEHIND = "long", "behind"  # the others' names are numbers
+LONG, BEHIND = "long", "behind"  # request ids; the ids of the decoding requests are numbers
 MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
 
 
-def measure_prefill_interference(
-    experiment: Experiment, on_progress: ProgressCallback = lambda line: None
-) -> VariantResults:
-    """Measure prefill interference and return one row a variant: medians over interleaved rounds after one warm-up."""
-    work, variants = cast(PrefillInterferenceWorkload, experiment.workload), every_variant(experiment)
-    on_progress = StageCounter(on_progress, len(variants) * (work.rounds + 2))
-    runners = load_runners(variants, on_progress)
+class PrefillInterferenceWorkload(Workload):
+    """`running` short requests decode; then one long prompt arrives, followed at once by a short request.
 
-    def measured(name: str, turn: int) -> dict[str, Any]:
-        runners[name].reset_prefix_cache()
-        return run_interference_round(runners[name], cast(PrefillInterferenceWorkload, variants[name].workload), turn)
+    The long prompt of `long_tokens` arrives when each running request has `after` tokens. Short requests have outputs
+    of `output_tokens`, the long request of one token."""
 
-    rounds = measure_in_rounds(runners, work.rounds, on_progress, measured)
-    rows = []
-    for name, runner in runners.items():
-        mine = [each for each in rounds if each["variant"] == name]
-        known = {key: [each[key] for each in mine if each[key] is not None] for key in MEDIANS}
-        short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
-        rows.append({
-            **described(experiment, name, runner.core.backends),
-            **{key: median(values) if values else None for key, values in known.items()},
-            "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
-            "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),
-        })  # fmt: skip
-    return VariantResults(rows, {"workload": experiment.workload.model_dump(mode="json")}, {"rounds": rounds})
+    measures: ClassVar = (
+        duration("longest_gap_s", "longest gap"),
+        duration("gap_s_*", "gap before {}"),
+        duration("ttft_s", "TTFT"),
+        duration("behind_ttft_s", "TTFT behind"),
+        duration("short_ttft_s_*", "short TTFT {}"),
+    )
+    kind: Literal["prefill_interference"] = "prefill_interference"
+    running: Count = 4
+    prompt_tokens: Count = 32  # tokens of a short request's prompt
+    output_tokens: Count = 64
+    after: Count = 8
+    long_tokens: Count = 2000
+    rounds: Count = 3  # measured rounds, variants in turn, each round with its own prompts
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.output_tokens <= self.after:
+            raise ValueError(f"output_tokens ({self.output_tokens}) must be above after ({self.after}), else none runs")
+        return self
+
+    def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
+        """Measure every variant and return one row each: medians over interleaved rounds after one warm-up round."""
+        variants = every_variant(experiment)
+        on_progress = StageCounter(on_progress, len(variants) * (self.rounds + 2))
+        runners = load_runners(variants, on_progress)
+
+        def measured(name: str, turn: int) -> dict[str, Any]:
+            runners[name].reset_prefix_cache()
+            return run_interference_round(
+                runners[name], cast(PrefillInterferenceWorkload, variants[name].workload), turn
+            )
+
+        rounds = measure_in_rounds(runners, self.rounds, on_progress, measured)
+        rows = []
+        for name, runner in runners.items():
+            mine = [each for each in rounds if each["variant"] == name]
+            known = {key: [each[key] for each in mine if each[key] is not None] for key in MEDIANS}
+            short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
+            rows.append({
+                **described(experiment, name, runner.core.backends),
+                **{key: median(values) if values else None for key, values in known.items()},
+                "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
+                "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),
+            })  # fmt: skip
+        return VariantResults(rows, {"workload": experiment.workload.model_dump(mode="json")}, {"rounds": rounds})
+
+    def cost(self, experiment: Experiment) -> WorkloadCost:
+        lengths = {(self.prompt_tokens, self.output_tokens): self.running + 1, (self.long_tokens, 1): 1}
+        return WorkloadCost((ServedRequests(experiment, lengths, self.rounds + 1),))
 
 
 def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload, round_index: int) -> dict[str, Any]:
-    """Run one round.
+    """Run one round on `runner`.
 
-    Returns the gaps between tokens of the decoding requests before the long prompt's arrival (None without any) and
-    after it; the TTFT of the long request, of the short one behind it, and of the decoding ones; and the seconds from
-    the first arrival to the last end."""
+    Returns the gaps between tokens of the decoding requests before the long prompt's arrival (None if there are none)
+    and after it; the TTFT of the long request, of the short request behind it, and of the decoding requests; and the
+    seconds from the first arrival to the last end."""
     draw, vocab, box = random.Random(f"{workload.seed}/{round_index}"), runner.model.spec.vocab_size, deque[Event]()
     arrived: dict[str, float] = {}
     times: dict[str, list[float]] = defaultdict(list)
     owed: set[str] = set()
 
     def ask(name: str, prompt: int, output: int) -> None:
-        sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+        sampling = greedy_sampling(output)
         ids = random_token_ids(draw, vocab, prompt)
         arrived[name] = runner.clock()
         owed.add(name)
@@ -82,12 +123,11 @@ def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload
                     times[event.request_id].append(event.time)
                 elif isinstance(event, Finished):
                     owed.discard(event.request_id)
-                    if event.reason != "length":
-                        raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+                    check_full_length(event)
             if LONG not in arrived and all(len(times[name]) >= workload.after for name in running):
                 if not all(name in owed for name in running):
                     raise WorkbenchError(
-                        f"{workload.running} requests do not run at once: one ended before all had {workload.after} "
+                        f"{workload.running} requests did not run at once: one ended before all had {workload.after} "
                         "tokens; raise schedule.max_num_seqs or workload.output_tokens"
                     )
                 ask(LONG, workload.long_tokens, 1)

@@ -1,7 +1,7 @@
 """Load the runners of variants, measure them in interleaved rounds, and run the requests of one round.
 
-Requests come by their arrival times or from closed-loop clients. A closed-loop client sends its next request when its
-last answer has ended.
+Requests arrive at given times or from closed-loop clients. A closed-loop client sends its next request after its last
+answer has ended.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from compiled_kernels.rounds import interleaved
 from workbench.engine.replay import replay
 from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.variants import Rows
+from workbench.experiment.experiment import Experiment, Rows
 from workbench.progress import Progress
-from workbench.request import Request
+from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished, Prefilled
 from workbench.trace.script import StepScript
 
-POLL_SECONDS = 0.01  # maximum seconds between two looks at the clock
+POLL_SECONDS = 0.01  # maximum seconds of one sleep
 
 
 def load_runners(
     variants: Mapping[str, Experiment], on_progress: Callable[[str], None], same: Mapping[str, Any] | None = None
 ) -> dict[str, Runner]:
-    """Build a runner for each variant. Those that are equal but for the settings in `same` share one, so that their
-    weights lie at the same addresses."""
+    """Build a runner for each variant. Variants that are equal except for the settings `same` share a runner, so that
+    their weights lie at the same addresses."""
     runners: dict[str, Runner] = {}
     known: dict[str, Runner] = {}
     for name, variant in variants.items():
@@ -43,6 +43,17 @@ def load_runners(
     return runners
 
 
+def greedy_sampling(tokens: int) -> SamplingParameters:
+    """Return greedy sampling parameters for exactly `tokens` tokens; no end token stops the output."""
+    return SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+def check_full_length(event: Event, what: str = "") -> None:
+    """Raise WorkbenchError if a request ended early; `what` replaces the request's id in the message."""
+    if isinstance(event, Finished) and event.reason != "length":
+        raise WorkbenchError(f"{what or event.request_id}: {event.error or event.reason}")
+
+
 def measure_in_rounds(
     names: Iterable[str],
     rounds: int,
@@ -50,8 +61,8 @@ def measure_in_rounds(
     measured: Callable[[str, int], Mapping[str, Any]],
     rotate: bool = False,
 ) -> Rows:
-    """Call `measured` of each variant in interleaved rounds after a warm-up, round 0; return a row each: the variant,
-    the round, what it found."""
+    """Call `measured(name, round)` for each variant in interleaved rounds after a warm-up, round 0. Return a row for
+    each call after the warm-up: the variant, the round, and the measured values."""
     rows: Rows = []
     for number, name in interleaved(names, rounds, on_progress, rotate=rotate):
         found = measured(name, number)
@@ -69,10 +80,10 @@ def stream_closed_loop(
 ) -> Iterator[Event]:
     """Stream events as `runner.stream` does, for a fixed number of clients.
 
-    Submits `clients` requests at first and the next one `think_seconds` after one has ended. Closing the iterator
+    Submits `clients` requests at first, and another one `think_seconds` after each has ended. Closing the iterator
     cancels running requests."""
     began, box = runner.clock(), deque[Event]()
-    coming, owed = deque(requests), dict[str, int]()  # Finished events to come, by request
+    coming, owed = deque(requests), dict[str, int]()  # Finished events still expected, by request
     due = [(0.0, number) for number in range(min(clients, len(coming)))]
     numbers = len(due)
     try:
@@ -107,7 +118,7 @@ def run_requests(
     clients: tuple[int, float] | None = None,
     script: StepScript | None = None,
 ) -> float:
-    """Run `requests` to their ends and return the wall seconds.
+    """Run `requests` to their ends and return the elapsed seconds.
 
     Args:
         runner: The runner.

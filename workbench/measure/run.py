@@ -1,4 +1,4 @@
-"""Run an experiment: from its value to a run folder."""
+"""Run an experiment and write its run folder."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ def run(
         record = workbench.run("experiments/first_light.yaml")
         record.requests, record.steps, record.summary
 
-    The folder is created before any computing. An interrupted run leaves a folder marked as incomplete.
+    The folder is created before anything is computed. An interrupted run leaves a folder marked as incomplete.
 
     Args:
         experiment: An experiment, or the path of its YAML file.
         out: Parent folder.
         name: Prefix of the folder's name; None is the name of the YAML file, or `run`.
         progress: Show progress on stderr.
-        script: Batches recorded by an earlier run, to be repeated whatever the clock says.
+        script: Batches recorded by an earlier run, which are repeated whatever the clock says.
 
     Raises:
-        WorkbenchError: For a mistake in the experiment; no folder is left.
-        Diverged: Where the batches of `script` cannot be repeated.
+        WorkbenchError: If the experiment has a mistake; no folder is left.
+        Diverged: If the batches of `script` cannot be repeated.
     """
     if not isinstance(experiment, Experiment):
         experiment, name = Experiment.from_file(experiment), name or Path(experiment).stem
     name = name or "run"
     if script is not None and (experiment.is_comparison or isinstance(experiment.executor, SimulatedExecutor)):
-        raise WorkbenchError("replay: is for one real run of requests; a simulated one is the same without it")
+        raise WorkbenchError("replay: works for one real run of requests; a simulated run is always repeated exactly")
     if experiment.is_comparison:
-        from workbench.measure.compare_variants import run_comparison  # which runs variants by what is here
+        from workbench.measure.compare_variants import run_comparison  # it runs variants by functions of this module
 
         return run_comparison(experiment, out, name, progress)
     if experiment.measure.rounds > 1:
-        raise WorkbenchError("measure.rounds: is for variants, which are measured in turn; give some, or leave it 1")
+        raise WorkbenchError("measure.rounds: needs variants, which are measured in turn; add variants, or leave it 1")
     if isinstance(experiment.executor, SimulatedExecutor):
         from workbench.measure.simulation import run_simulated
 
@@ -87,7 +87,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
             clients = clients_of(experiment)
         except WorkbenchError:
-            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
+            shutil.rmtree(folder.path, ignore_errors=True)  # a mistake leaves no folder, because nothing was computed
             raise
         recorder = Recorder()
         backend, reason = str(runner.core.backends), runner.core.backends.reason
@@ -96,7 +96,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
         for index in range(experiment.measure.warmup):
             title = f"warm-up {index + 1} (compiling)" if backend != "eager" else "warm-up"
             run_requests(runner, requests, title, progress, clients)
-        runner.reset_prefix_cache()  # what the warm-up left would be found
+        runner.reset_prefix_cache()  # forget the prefixes of the warm-up's requests
         runner.set_listener(recorder.record)
         before = cpu_times()
         try:
@@ -105,7 +105,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         busy = others_cpu_share(before)
-        if runner.core.backends.reason != reason:  # blocks turned out to fail
+        if runner.core.backends.reason != reason:  # compiled blocks may fail during the run
             backend, reason = str(runner.core.backends), runner.core.backends.reason
             folder.write_json(
                 "environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}}
@@ -163,12 +163,12 @@ def _cache_figures(runner: Runner, summary: dict) -> dict:
 
 
 def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
-    """Compare decode and prefill with this machine's measured ceilings at the size of the working set."""
-    ranks = runner.config.parallel.tensor  # each reads a share of both, from the memory of this machine
+    """Compare decode and prefill with this machine's ceilings, measured at the size of the working set."""
+    ranks = runner.config.parallel.tensor  # each rank reads its share of both from the same memory
     working_set = ranks * (runner.model.weight_bytes + summary["kv"]["bytes_used_peak"])
     dtype = summary["model"]["dtype"]
     if progress:
-        Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
+        Progress.write("measuring this machine's ceilings: read bandwidth and matrix products", file=sys.stderr)
     compiled = backend_problems()[Backend.INDUCTOR] is None
     ceilings = ceilings_for(working_set, dtypes=gemm_dtypes(dtype), compiled=compiled)
     figures = _shares(summary, ceilings, dtype, working_set)
@@ -179,7 +179,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
 
 
 def _shares(summary: dict, ceilings: MachineCeilings, dtype: str, working_set: int) -> dict:
-    """Return the ceilings, for each phase its share of the bound that they make, and under `faults` the bounds that a
+    """Return the ceilings, the fraction of the roofline that each phase reaches, and under `faults` the bounds that a
     phase exceeds."""
     read, gemm = ceilings.read_ceiling(working_set), ceilings.gemm_ceiling(dtype)
     figures = {

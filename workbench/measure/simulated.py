@@ -1,5 +1,5 @@
-"""An experiment under simulated time: the instances that its settings describe, the same requests, scheduler and
-metrics, without weights."""
+"""Build a simulated run of an experiment: its instances, and the same requests, scheduler and metrics as in a real run,
+without weights."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ from workbench.simulate.roofline import (
     named_hardware,
     roofline_step_times,
 )
-from workbench.simulate.source import ClosedLoopSource, OpenLoopSource, TrafficSource, source_of
+from workbench.simulate.source import ClosedLoopSource, OpenLoopSource, TrafficSource
 from workbench.simulate.step_times import TICKS_PER_SECOND, StepTimeModel, fit_step_times
-from workbench.simulate.traffic_settings import TrafficWorkload
 from workbench.trace.events import Event
 
 THIS_MACHINE = "here"
@@ -62,14 +61,17 @@ def model_sizes(spec: ModelSpec, dtype: str, format: WeightFormat, cache: CacheC
 
 
 def step_cost_of(sizes: ModelSizes) -> StepCostModel:
-    """Return the cost model of a step: FLOPs and bytes, counted as the real runner counts them."""
+    """Return the cost model of a step, which counts FLOPs and bytes as the real runner does."""
     weight = sizes.weight_bytes / sizes.spec.num_parameters
     numbers = sum(layer.attention.cache_values_per_token for layer in sizes.spec.layers)
-    return StepCostModel(sizes.spec, weight, weight, sizes.lasting_bytes / max(1, numbers))  # states alone: none
+    # a model with recurrent states only has no keys and values
+    return StepCostModel(sizes.spec, weight, weight, sizes.lasting_bytes / max(1, numbers))
 
 
 def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> Hardware:
-    """Return the named hardware, the given one, or this machine's measured ceilings for a model of this size."""
+    """Return the hardware of a simulated executor: a data sheet's by name, given values, or this machine's ceilings
+    measured for a model of this size.
+    """
     if isinstance(executor.hardware, Hardware):
         return executor.hardware
     if executor.hardware != THIS_MACHINE:
@@ -83,15 +85,15 @@ def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> 
 
 
 def instance_spec_for(experiment: Experiment, times: StepTimeModel | None = None) -> InstanceSpec:
-    """Return the instance that an experiment simulates, with `times` in place of its executor's if given.
+    """Return the instance that an experiment simulates. `times`, if given, replaces the step times of its executor.
 
-    Raises WorkbenchError where the model leaves no memory for a cache."""
+    Raises WorkbenchError if the model leaves no memory for a cache."""
     executor = simulated_executor_of(experiment)
     sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
     if experiment.parallel.tensor not in (1, executor.gpus):
         raise WorkbenchError(
             f"parallel.tensor {experiment.parallel.tensor}: a simulated instance has executor.gpus {executor.gpus}; "
-            "give it there alone"
+            "remove parallel.tensor"
         )
     hardware, schedule, cache = hardware_for(executor, sizes, dtype), experiment.schedule, experiment.cache
     prefix = cache.prefix
@@ -112,7 +114,7 @@ def instance_spec_for(experiment: Experiment, times: StepTimeModel | None = None
 
 
 def pools_for(experiment: Experiment, spec: InstanceSpec) -> tuple[InstancePool, InstancePool | None, KVTransfer]:
-    """Return the prefill and decode pools of such instances, and the cost of a KV transfer between them."""
+    """Return the prefill pool, the decode pool if there is one, and the cost of a KV transfer between them."""
     executor = simulated_executor_of(experiment)
     pool, decode = InstancePool(spec, executor.instances, executor.router), executor.decode
     if decode is None:
@@ -131,21 +133,21 @@ def failures_of(experiment: Experiment) -> tuple[InstanceFailure, ...]:
 
 def simulated_executor_of(experiment: Experiment) -> SimulatedExecutor:
     if not isinstance(experiment.executor, SimulatedExecutor):
-        raise WorkbenchError("executor: this is simulated; write `executor: {kind: simulated}`")
+        raise WorkbenchError("executor: must be simulated here; write `executor: {kind: simulated}`")
     if (samples := experiment.sampling.num_sequences) > 1:
-        raise WorkbenchError(f"sampling: {samples} samples or beams; a simulated run has one a request: give n 1")
+        raise WorkbenchError(f"sampling: {samples} samples or beams; a simulated request has one: set n to 1")
     if experiment.cache.evict is not None or not isinstance(experiment.cache.offload, NoOffload):
-        raise WorkbenchError("cache: evict and offload are not simulated; take them out, or run with executor: real")
+        raise WorkbenchError("cache: evict and offload are not simulated; remove them, or set executor: real")
     if experiment.speculate.kind != "none":
-        raise WorkbenchError("speculate: a clock does not know which proposals are accepted; run with executor: real")
+        raise WorkbenchError("speculate: a simulation does not know which drafts are accepted; set executor: real")
     if experiment.batch_invariant:
-        raise WorkbenchError("batch_invariant: a clock computes no bits; take it out, or run with executor: real")
+        raise WorkbenchError("batch_invariant: a simulation computes no logits; remove it, or set executor: real")
     schedule = experiment.schedule
     if schedule.preemption_mode == "offload" or schedule.overflow != "refuse":
         which = (
             "preemption_mode: offload" if schedule.preemption_mode == "offload" else f"overflow: {schedule.overflow}"
         )
-        raise WorkbenchError(f"schedule.{which} is not simulated; take it out, or run with executor: real")
+        raise WorkbenchError(f"schedule.{which} is not simulated; remove it, or set executor: real")
     return experiment.executor
 
 
@@ -157,8 +159,8 @@ def _times(executor: SimulatedExecutor, sizes: ModelSizes, hardware: Hardware) -
 
 
 def _cache_bytes(experiment: Experiment, executor: SimulatedExecutor, hardware: Hardware, dtype: str) -> float | None:
-    """Return the bytes that an instance's cache may take, each key and value counted once: what the fullest of its
-    ranks has room for. None for one accelerator."""
+    """Return the bytes available for an instance's cache, each key and value counted once, limited by the rank with the
+    least free memory. None for one accelerator."""
     if executor.gpus * executor.pipeline == 1:
         return None
     spec, format = spec_and_dtype(experiment)[0], weight_format(experiment.model, experiment.attention)
@@ -184,7 +186,7 @@ def fleet_for(
 
     Args:
         experiment: An experiment with a simulated executor.
-        on_event: Receives every event; None records none.
+        on_event: Receives every event; None records nothing.
         tokenizer: Encodes the texts of workloads other than traffic.
     """
     machine = instance_spec_for(experiment)
@@ -199,9 +201,8 @@ def fleet_for(
 
 
 def _source(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[TrafficSource, Callable]:
-    workload = experiment.workload
-    if isinstance(workload, TrafficWorkload):
-        return source_of(workload), symbolic_prompt
+    if (traffic := experiment.workload.traffic()) is not None:
+        return traffic, symbolic_prompt
     requests = requests_of(experiment, tokenizer, spec_and_dtype(experiment)[0].vocab_size)
     arrivals = [
         Arrival(request.arrival, len(request.prompt_ids), request.sampling.max_tokens, request.request_id)
@@ -213,7 +214,8 @@ def _source(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[Traffi
 
 
 def fleet_metrics(fleet: Fleet, slo: SLO, started_at: float) -> dict[str, Any]:
-    """Summarize a fleet's requests, with units in the names. `started_at` is the wall clock's time at its start."""
+    """Return summary metrics of a fleet's requests, whose keys name the units. `started_at` is the wall-clock time at
+    the start."""
     jobs = fleet.jobs
     seconds = (fleet.now - jobs[0].arrival_time) / TICKS_PER_SECOND if jobs else 0.0
     found = job_metrics(jobs, slo, seconds)
@@ -229,7 +231,7 @@ def fleet_metrics(fleet: Fleet, slo: SLO, started_at: float) -> dict[str, Any]:
 
 
 def _handed_over(fleet: Fleet, seconds: float) -> dict[str, Any] | None:
-    """Return the keys and values that went from the prefill to the decode pool; None where there is one pool."""
+    """Return the sequences and bytes transferred from the prefill to the decode pool; None with one pool."""
     if len(fleet.pools) == 1:
         return None
     return {
@@ -241,9 +243,9 @@ def _handed_over(fleet: Fleet, seconds: float) -> dict[str, Any] | None:
 
 
 def cache_waste(instances: list[Instance]) -> float | None:
-    """Return the fraction of the pages in use that holds no tokens, over all steps.
+    """Return the fraction of the space in used pages that holds no tokens, over all steps.
 
-    Returns None where pages are shared or freed early, since token counts then do not measure page use."""
+    Returns None if pages are shared or freed early, because token counts then do not measure page use."""
     tables = [table for instance in instances for table in instance.spec.tables]
     if any(instance.spec.prefix for instance in instances) or any(
         t.sliding_window is not None or t.is_delayed for t in tables
@@ -268,7 +270,7 @@ def instance_metrics(instance: Instance, now: int) -> dict[str, Any]:
 
 
 def describe_simulation(experiment: Experiment) -> dict[str, Any]:
-    """Describe the simulated instances as far as the experiment does not."""
+    """Describe the simulated instances by values that follow from the experiment but are not stated in it."""
     machine, executor = instance_spec_for(experiment), simulated_executor_of(experiment)
     parallel: dict[str, Any] = {}
     spec = sizes_of(experiment).spec

@@ -1,20 +1,24 @@
-"""Run a simulated experiment: the files of a real run, variants and swept settings, their chart, and the arguments of
-`workbench simulate`."""
+"""Run a simulated experiment: write the same files as a real run, simulate variants and swept settings, and draw their
+chart."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.engine.loaded_model import model_folder
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.experiment.experiment import Experiment, VariantResults
+from workbench.experiment.variants import every_variant, settings_text
+from workbench.experiment.verdict import VariantRows
+from workbench.figures.bars import Bar, bars
+from workbench.figures.figure import Figure, beside
+from workbench.figures.lines import Series, lines
 from workbench.machine.environment import environment
-from workbench.measure.chart import import_altair
+from workbench.measure.chart import axis_title
 from workbench.measure.goodput import recorded_goodput
 from workbench.measure.jobs import job_row, request_metrics_of
 from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, sizes_of
@@ -22,36 +26,28 @@ from workbench.model.formats.texts import open_tokenizer
 from workbench.progress import StageCounter
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.runs.folder import RunFolder, writing
+from workbench.runs.measures import main_measures
 from workbench.runs.metrics import summarize
 from workbench.runs.record import Record
 from workbench.simulate.fleet import Fleet
+from workbench.svg import Axis
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
 
 SIMULATED_BACKEND = "simulated"
-SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
-WIDTH, HEIGHT = 300, 220
-CURVES = (
-    ("slo_attainment", "SLO attainment", "linear"),
-    ("ttft_s_p50", "TTFT p50, s", "log"),
-    ("ttft_s_p99", "TTFT p99, s", "log"),
-    ("longest_gap_s_p99", "longest gap between tokens, p99, s", "log"),
-    ("cache_hit_rate", "prompt tokens from the cache", "linear"),
-)
+# defaults of a server rather than of this machine
+SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+CURVES = {  # whether the axis of each curve is logarithmic
+    "slo_attainment": False,
+    "ttft_s_p50": True,
+    "ttft_s_p99": True,
+    "longest_gap_s_p99": True,
+    "cache_hit_rate": False,
+}
 BARS = (
-    ("cache_waste", "pages in use without tokens"),
-    ("sequences_mean", "sequences at once"),
-    ("output_tokens_per_s", "output tokens a second"),
-    ("longest_gap_s", "longest gap between tokens of those running, s"),
-    ("ttft_s", "TTFT, s"),
-    ("behind_ttft_s", "TTFT of the short request behind it, s"),
-    ("visible_s_p50", "first text that a client sees p50, s"),
-    ("ttft_s_p50", "TTFT p50, s"),
-    ("ttft_s_p99", "TTFT p99, s"),
-    ("tpot_s_p50", "time per output token p50, s"),
-    ("e2el_s_p50", "E2EL p50, s"),
-    ("seconds", "from the first arrival to the last token, s"),
-)
+    "cache_waste", "sequences_mean", "output_tokens_per_s", "longest_gap_s", "ttft_s", "behind_ttft_s",
+    "visible_s_p50", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds",
+)  # fmt: skip
 
 
 def run_simulated(experiment: Experiment, out: Path | str = "runs", name: str = "run") -> Record:
@@ -123,7 +119,7 @@ def simulation_experiment(
     prefix: bool = False,
     changes: tuple[str, ...] = (),
 ) -> Experiment:
-    """Build an experiment from command line arguments; `changes` are those of `workbench run --set`."""
+    """Build an experiment from command line arguments; `changes` are overrides as in `workbench run --set`."""
     plain = Experiment.from_values(
         {
             "question": "How would this traffic be served?",
@@ -140,18 +136,18 @@ def simulation_experiment(
 
 
 def simulate_experiment(experiment: Experiment, until: float | None = None) -> dict[str, Any]:
-    """Simulate an experiment up to second `until` and return its metrics and a description."""
+    """Simulate an experiment up to second `until`, and return its metrics and a description of its instances."""
     began = time.perf_counter()
     fleet = fleet_for(experiment).run(until)
     return {**fleet_metrics(fleet, experiment.measure.slo, began), "about": describe_simulation(experiment)}
 
 
 def measure_simulated_variants(experiment: Experiment, on_progress: Callable[[str], None]) -> VariantResults:
-    """Simulate every variant and return one row each, with a `curve` where one setting is swept."""
+    """Simulate every variant and return one row each, with a `curve` if one setting is swept."""
     variants = every_variant(experiment)
     path, values = (experiment.sweep and experiment.sweep.one_axis) or ("", ())
     on_progress = StageCounter(on_progress, len(variants) * (1 + len(values)))
-    points = {  # all are built before the first is run: a wrong one is reported at once
+    points = {  # build all before the first runs, so that a wrong one is reported at once
         name: [variant.single({path: value}, "sweep") for value in values] for name, variant in variants.items()
     }
     rows, requests = [], []
@@ -186,42 +182,39 @@ def _row(fleet: Fleet, found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """Draw an Altair chart: one panel for each metric that the rows have, one curve or bar a variant."""
-    panels = _curves(rows) if any(row.get("curve") for row in rows) else _bars(rows)
-    altair = import_altair()
-    return altair.concat(*panels, columns=2).properties(title=title)
+def chart(rows: VariantRows, title: str) -> Figure:
+    """Draw one panel for each metric of the rows, with a curve or bar for each variant."""
+    return beside(_curves(rows) if any(row.get("curve") for row in rows) else _bars(rows), title)
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    altair = import_altair()
-    order = [row["variant"] for row in rows]
-    points = [{"variant": row["variant"], **point} for row in rows for point in row["curve"]]
-    numbers = all(isinstance(point["value"], int | float) for point in points)
+def _curves(rows: VariantRows) -> list[Figure]:
+    points = [point for row in rows for point in row["curve"]]
     offered = len({point.get("offered_requests_per_s") for point in points}) > 1
-    names = ("offered_requests_per_s", "requests offered a second"), ("value", points[0]["path"])
-    field, heading = names[0] if offered else names[1]
-    x = altair.X(f"{field}:{'Q' if numbers or offered else 'O'}", title=heading)
+    field = "offered_requests_per_s" if offered else "value"
+    named = any(not isinstance(point[field], int | float) for point in points)
+    names = tuple(dict.fromkeys(str(point[field]) for point in points)) if named else ()
+    x = Axis("requests offered a second" if offered else points[0]["path"], names=names)
     panels = []
-    for key, title, scale in CURVES:
-        values = [point for point in points if point.get(key)]
-        if len({point[key] for point in values}) < 2:
+    for key, log in CURVES.items():
+        if len({point[key] for point in points if point.get(key)}) < 2:
             continue
-        y = altair.Y(f"{key}:Q", title=title, scale=altair.Scale(type=scale))
-        color = altair.Color("variant:N", sort=order, title=None)
-        made = altair.Chart(altair.Data(values=values)).mark_line(point=True).encode(x=x, y=y, color=color)
-        panels.append(made.properties(width=WIDTH, height=HEIGHT))
+        curves = [
+            Series(
+                row["variant"],
+                tuple(
+                    (float(names.index(str(each[field]))) if names else each[field], each[key])
+                    for each in row["curve"]
+                    if each.get(key)
+                ),
+            )
+            for row in rows
+        ]
+        panels.append(lines(curves, x, Axis(axis_title(key), log), width=300, height=220, zero=not log))
     return panels
 
 
-def _bars(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    altair = import_altair()
-    order = [row["variant"] for row in rows]
-    panels = []
-    for key, title in BARS:
-        values = [{"variant": row["variant"], key: row[key]} for row in rows if row.get(key) is not None]
-        if values:
-            y = altair.Y("variant:N", sort=order, title=None)
-            made = altair.Chart(altair.Data(values=values)).mark_bar().encode(y=y, x=altair.X(f"{key}:Q", title=title))
-            panels.append(made.properties(width=WIDTH, height=24 * len(rows)))
-    return panels
+def _bars(rows: VariantRows) -> list[Figure]:
+    usual = [key for key in BARS if any(row.get(key) is not None for row in rows)]
+    known = {key: [Bar(row["variant"], row[key]) for row in rows if row.get(key) is not None]
+             for key in usual or main_measures(rows)}  # fmt: skip
+    return [bars(found, Axis(axis_title(key)), width=300) for key, found in known.items()]

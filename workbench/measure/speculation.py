@@ -1,14 +1,15 @@
-"""Speculative decoding measured: tokens a second with and without it at several loads, acceptance of drafts, and their
-chart."""
+"""Measure speculative decoding: tokens per second with and without it at several loads, and acceptance of drafts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from compiled_kernels.rounds import interleaved
 from workbench.engine.config import EngineConfig
@@ -17,11 +18,14 @@ from workbench.engine.runner import Runner
 from workbench.engine.speculator import build_speculator
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import SpeculationWorkload
-from workbench.experiment.variants import VariantResults, every_variant, settings_text
-from workbench.measure.chart import import_altair
-from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
+from workbench.experiment.experiment import Experiment, Predictions, ProgressCallback, VariantResults
+from workbench.experiment.variants import every_variant, settings_text
+from workbench.experiment.verdict import VariantRows
+from workbench.figures.bars import Column, columns
+from workbench.figures.figure import Figure, beside
+from workbench.figures.lines import Series, lines
+from workbench.measure.quality.held_out import HeldOutWorkload
+from workbench.measure.rounds import check_full_length
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
 from workbench.runs.metrics import (
@@ -30,58 +34,127 @@ from workbench.runs.metrics import (
     expected_tokens_per_verification,
     steady_decode_steps,
 )
+from workbench.settings import Count
 from workbench.speculative.config import CustomProposer, DraftModel, NoSpeculation, PromptLookup
 from workbench.speculative.proposers import Speculator
+from workbench.svg import Axis
 from workbench.trace.events import Finished
 from workbench.trace.recorder import Recorder
+from workbench.units import Measure, duration, rate, ratio, share
 
-ProgressCallback = Callable[[str], None]
 ACCEPTANCE_METRICS = (
     "verifications", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position",
     "acceptance_histogram", "chance",
 )  # fmt: skip
-WIDTH, HEIGHT = 420, 260
-Rows = Sequence[Mapping[str, Any]]
 BuildSpeculator = Callable[[], Speculator | None]
 
 
-def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
-    """Measure speculation and return one row a variant.
+class SpeculationWorkload(HeldOutWorkload):
+    """Continue prompts of held-out code at several loads (sequences at once), all variants in turn.
 
-    All variants run in turn at every load and round, so that contention affects all alike."""
-    work = cast(SpeculationWorkload, experiment.workload)
-    variants = every_variant(experiment)
-    on_progress = StageCounter(on_progress, len(variants) * (2 + len(work.loads) * (work.rounds + 1)))
-    runners, drafts = _build_runners(variants, on_progress)
-    asked, about = _requests(variants, runners, work)
-    runs: list[dict[str, Any]] = []
-    verified: list[dict[str, Any]] = []
-    cases = [(load, name) for load in work.loads for name in runners]
-    for turn, (load, name) in interleaved(
-        cases, work.rounds, on_progress, lambda case: f"{case[0]} at once, {case[1]}"
-    ):
-        runners[name].core.set_speculator(drafts[name]())
-        found, mine = _run(runners[name], asked[name], load)
-        if turn:
-            marks = {"variant": name, "load": load, "round": turn}
-            runs.append({**marks, **found})
-            verified += [{**marks, **check} for check in mine]
-    rows = [_row(experiment, name, variants[name], runs, verified) for name in runners]
-    for row in rows:
-        on_progress(f"how predictable the texts are: {row['variant']}")
-        row |= _acceptance_by_text(runners[row["variant"]], asked[row["variant"]], runs, verified, row)
-    _add_speedups(rows, variants, runs, verified)
-    tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "verifications": verified}
-    return VariantResults(rows, about, tables)
+    The first variant is the baseline of the others. All outputs have the same length: no end token stops them."""
+
+    measures: ClassVar = (
+        Measure("num_speculative_tokens", "drafted tokens", "tokens"),
+        share("draft_acceptance_rate", "acceptance rate"),
+        Measure("mean_acceptance_length", "tokens a verification", "tokens", "max"),
+        Measure("verifications"),
+        share("chance", "acceptance chance"),
+        share("by_text_*_chance", "acceptance chance, {} texts"),
+        Measure("by_text_*_bits_a_token", "bits a token, {} texts", "bits/token"),
+        duration("step_ms", "step", "ms"),
+        duration("draft_ms", "drafting", "ms"),
+        duration("forward_ms", "forward pass", "ms"),
+        share("checked_share", "verifying steps", None),
+        ratio("cost", "step, ratio"),
+        ratio("speed_up", "speed-up", "max"),
+        ratio("speed_up_*", "speed-up at {}", "max"),
+        ratio("speed_up_alone", "speed-up alone", "max"),
+        Measure("loses_from", "loses from load"),
+        share("same_tokens_share", "same outputs"),
+        rate("tokens_per_s_*", "output at {}", "tokens"),
+    )
+    kind: Literal["speculation"] = "speculation"
+    prompt_tokens: Count = 384
+    output_tokens: Count = 96
+    loads: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 4, 8, 16)
+    rounds: Count = 3
+
+    def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
+        """Measure speculation and return one row for each variant.
+
+        All variants run in turn at every load and round, so that contention affects all alike."""
+        variants = every_variant(experiment)
+        on_progress = StageCounter(on_progress, len(variants) * (2 + len(self.loads) * (self.rounds + 1)))
+        runners, drafts = _build_runners(variants, on_progress)
+        asked, about = _requests(variants, runners, self)
+        runs: list[dict[str, Any]] = []
+        verified: list[dict[str, Any]] = []
+        cases = [(load, name) for load in self.loads for name in runners]
+        for turn, (load, name) in interleaved(
+            cases, self.rounds, on_progress, lambda case: f"{case[0]} at once, {case[1]}"
+        ):
+            runners[name].core.set_speculator(drafts[name]())
+            found, mine = _run(runners[name], asked[name], load)
+            if turn:
+                marks = {"variant": name, "load": load, "round": turn}
+                runs.append({**marks, **found})
+                verified += [{**marks, **check} for check in mine]
+        rows = [_row(experiment, name, variants[name], runs, verified) for name in runners]
+        for row in rows:
+            on_progress(f"measuring how predictable the texts are: {row['variant']}")
+            row |= _acceptance_by_text(runners[row["variant"]], asked[row["variant"]], runs, verified, row)
+        _add_speedups(rows, variants, runs, verified)
+        tables = {
+            "runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs],
+            "verifications": verified,
+        }
+        return VariantResults(rows, about, tables)
+
+    def chart(self, rows: VariantRows, title: str) -> Figure | None:
+        """Draw speed-ups by load, and the number of accepted tokens per verification; None if nothing was drafted.
+
+        Left: the ratio of tokens per second to those without drafts at the same load, one line for each variant, and
+        the prediction for the first load as a point. Right: the fraction of verifications that accept 0, 1, 2, ...
+        tokens."""
+        drafting = [row for row in rows if row.get("speed_up")]
+        if not drafting:
+            return None
+        measured = [
+            Series(row["variant"], tuple((float(load), times) for load, times in row["speed_up"].items()))
+            for row in drafting
+        ]
+        first = min(load for each in measured for load, _ in each.points)
+        predicted = [
+            Series(row["variant"], ((first, row["predicted_speed_up"]),), dashed=True)
+            for row in drafting
+            if "predicted_speed_up" in row
+        ]
+        words = "speed-up (faint: predicted for the first load)" if predicted else "speed-up"
+        left = lines(
+            [*measured, *predicted],
+            Axis("sequences at once", log=True),
+            Axis("tokens per second, relative to those without drafts"),
+            words,
+            even=1.0,
+            zero=True,
+        )
+        counts = [
+            Column(str(accepted), count / sum(row["acceptance_histogram"]), row["variant"])
+            for row in drafting
+            for accepted, count in enumerate(row["acceptance_histogram"])
+        ]
+        share = Axis("fraction of verifications", percent=True)
+        return beside([left, columns(counts, "accepted draft tokens", share, "acceptance")], title)
 
 
 def _build_runners(
     variants: dict[str, Experiment], on_progress: ProgressCallback
 ) -> tuple[dict[str, Runner], dict[str, BuildSpeculator]]:
-    """Build a runner for each variant, and a builder of its speculator.
+    """Build a runner for each variant, and a function that builds its speculator.
 
-    Variants that differ only in speculation and sampling share a runner. A proposer of the user's own is built anew for
-    each run: one that learns from texts must not know the run's own texts from the run before."""
+    Variants that differ only in speculation and sampling share a runner. A user-defined proposer is built anew for each
+    run: one that learns from texts must not have seen the same texts in an earlier run."""
     targets: dict[str, Runner] = {}
     models: dict[tuple[str, str], Runner] = {}
     runners: dict[str, Runner] = {}
@@ -95,14 +168,14 @@ def _build_runners(
         runner = runners[name] = targets[key]
 
         def load(draft: EngineConfig, shared: LoadedModel | None = None, key: str = key) -> Runner:
-            if shared is not None:  # layers of the target
+            if shared is not None:  # the proposer uses layers of the target model
                 return Runner(draft, shared)
             if (known := (key, draft.model_dump_json())) not in models:
                 models[known] = Runner(draft)
             return models[known]
 
         build = partial(build_speculator, variant, runner.loaded_model, load)
-        first = build()  # a mistake of its settings ends the experiment before anything runs
+        first = build()  # find a mistake in its settings before anything runs
         drafts[name] = build if isinstance(variant.speculate, CustomProposer) else partial(_same, first)
     return runners, drafts
 
@@ -115,16 +188,13 @@ def _requests(
     variants: dict[str, Experiment], runners: dict[str, Runner], workload: SpeculationWorkload
 ) -> tuple[dict[str, list[Request]], dict[str, Any]]:
     first = next(iter(runners.values()))
-    if first.tokenizer is None:
-        raise WorkbenchError("workload.kind speculation: the model has no tokenizer, and the prompts are texts")
     context = workload.prompt_tokens + workload.output_tokens
     if context > first.model.spec.max_position_embeddings:
         raise WorkbenchError(
-            f"workload: {workload.prompt_tokens} prompt tokens and {workload.output_tokens} more exceed the model's "
+            f"workload: {workload.prompt_tokens} prompt and {workload.output_tokens} output tokens exceed the model's "
             f"context of {first.model.spec.max_position_embeddings}"
         )
-    texts, about = read_texts(workload.texts)
-    cut = sample_windows(cut_windows(first.tokenizer, texts, context), workload.prompts, workload.seed, context)
+    cut, about = workload.draw_windows(first, workload.output_tokens)
     asked = {}
     for name, variant in variants.items():
         way = variant.sampling.model_copy(update={"max_tokens": workload.output_tokens, "ignore_eos": True, "stop": ()})
@@ -136,7 +206,7 @@ def _requests(
 
 
 def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run `requests`, `load` of them at once, and return the seconds and tokens of steps that only decode, and the
+    """Run `requests`, `load` of them at once. Return the seconds and tokens of steps that only decode, and the
     verifications."""
     recorder = Recorder()
     runner.set_listener(recorder.record)
@@ -145,8 +215,7 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
     for start in range(0, len(copies), load):
         for event in runner.stream(copies[start : start + load]):
             if isinstance(event, Finished):
-                if event.reason != "length":
-                    raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+                check_full_length(event)
                 tokens[event.request_id] = event.token_ids
     runner.set_listener(None)
     timed = steady_decode_steps(recorder.steps(), load)
@@ -225,8 +294,8 @@ def _bits_per_token(runner: Runner, request: Request, output: tuple[int, ...]) -
 
 
 def _tokens_per_verification(row: dict[str, Any], settings: Any, verified: list[dict[str, Any]]) -> float:
-    """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
-    where the draft stops on its own, as each check had."""
+    """Return the expected tokens of a verification, from the probability that a draft token is accepted. The number of
+    draft tokens is the setting or, for drafts that end early, the recorded number of each verification."""
     if isinstance(settings, PromptLookup) or isinstance(settings, DraftModel) and not settings.stops_early:
         return expected_tokens_per_verification(row["chance"], row["num_speculative_tokens"])
     load = int(next(iter(row["tokens_per_s"])))
@@ -240,7 +309,7 @@ def _add_speedups(
     runs: list[dict[str, Any]],
     verified: list[dict[str, Any]],
 ) -> None:
-    """Beside each row that speculates, what it is against the one of the same temperature that does not."""
+    """Add to each row with speculation its speed-up over the row without speculation at the same temperature."""
     for row in rows:
         plain = next(
             (r for r in rows if not r["num_speculative_tokens"] and r["temperature"] == row["temperature"]), None
@@ -264,56 +333,3 @@ def _add_speedups(
             for key in outputs[1]
         ]
         row["same_tokens_share"] = sum(same) / len(same)
-
-
-def chart(rows: Rows, title: str) -> Any:
-    """Draw an Altair chart of two panels.
-
-    Left: tokens a second over the rate without drafts at the same load, one line a variant, and the prediction for the
-    first load as a diamond. Right: the fraction of verifications that accept 0, 1, 2, ... tokens."""
-    altair = import_altair()
-    drafting = [row for row in rows if row.get("speed_up")]
-    points = [
-        {"variant": row["variant"], "load": int(load), "times": times}
-        for row in drafting
-        for load, times in row["speed_up"].items()
-    ]
-    loads = sorted({point["load"] for point in points})
-    x = altair.X(
-        "load:Q", title="sequences at once", axis=altair.Axis(values=loads),
-        scale=altair.Scale(type="log", base=2, domain=[min(loads) / 1.1, max(loads) * 1.1], nice=False),
-    )  # fmt: skip
-    y = altair.Y("times:Q", title="tokens a second, times those without drafts", scale=altair.Scale(zero=True))
-    colour = altair.Color("variant:N", title=None, sort=[row["variant"] for row in drafting])
-    measured = altair.Chart(altair.Data(values=points)).mark_line(point=True).encode(x=x, y=y, color=colour)
-    expected = [
-        {"variant": row["variant"], "load": loads[0], "times": row["predicted_speed_up"]}
-        for row in drafting
-        if "predicted_speed_up" in row
-    ]
-    predicted = (
-        altair.Chart(altair.Data(values=expected))
-        .mark_point(shape="diamond", size=90, filled=False)
-        .encode(x=x, y=y, color=colour)
-    )
-    even = altair.Chart(altair.Data(values=[{"times": 1}])).mark_rule(color="#888", strokeDash=[4, 4]).encode(y=y)
-    left = altair.layer(even, measured, predicted).properties(
-        width=WIDTH, height=HEIGHT, title="speed-up (diamonds: predicted for the first load)"
-    )
-    counts = [
-        {"variant": row["variant"], "accepted": stand, "share": count / sum(row["acceptance_histogram"])}
-        for row in drafting
-        for stand, count in enumerate(row["acceptance_histogram"])
-    ]
-    right = (
-        altair.Chart(altair.Data(values=counts))
-        .mark_bar()
-        .encode(
-            x=altair.X("accepted:O", title="accepted draft tokens"),
-            y=altair.Y("share:Q", title="share of the verifications", axis=altair.Axis(format="%")),
-            xOffset=altair.XOffset("variant:N", sort=[row["variant"] for row in drafting]),
-            color=colour,
-        )
-        .properties(width=WIDTH, height=HEIGHT, title="acceptance")
-    )
-    return altair.hconcat(left, right).properties(title=title)

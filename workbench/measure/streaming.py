@@ -1,8 +1,8 @@
-"""Streaming compared with whole answers: the cost of each way of delivery, measured and predicted, and the time to the
+"""Compare streaming with whole answers: the cost of each way of delivery, measured and predicted, and the time to the
 first visible text.
 
-A text is delivered in one message, or in one message for every token that adds text. The prediction adds the handling
-of a token, measured without a model, to roofline step times.
+A text is delivered in one message, or in one message for every token that adds text. The prediction adds the time of
+handling a token, measured without a model, to roofline step times.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, Literal, cast
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import Delivery, StreamingWorkload
-from workbench.experiment.variants import VariantResults, described, every_variant
+from workbench.experiment.experiment import Experiment, Predictions, ProgressCallback, VariantResults, Workload
+from workbench.experiment.variants import described, every_variant
 from workbench.machine.ceilings import ceilings_for, gemm_dtypes
-from workbench.measure.rounds import load_runners, measure_in_rounds
+from workbench.measure.rounds import check_full_length, load_runners, measure_in_rounds
 from workbench.measure.simulated import sizes_of, step_cost_of
 from workbench.memory.capacity import spec_and_dtype
 from workbench.progress import StageCounter
@@ -33,15 +32,64 @@ from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetok
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, random_token_ids
 from workbench.runs.metrics import percentile
+from workbench.settings import Count, Seed
 from workbench.trace.events import Decoded, Event, Finished
+from workbench.units import Measure, duration
 
+Delivery = Literal["whole", "events", "stream"]
 SCRIPT = Path(__file__).with_name("streaming_client.py")
-SAMPLE = 4096  # tokens whose handling is timed
+SAMPLE = 4096  # number of tokens used to time the handling of a token
 MEDIANS = ("seconds", "output_tokens_per_s", "visible_s_p50", "e2el_s_p50", "messages")
 
 
+class StreamingWorkload(Workload):
+    """Send `requests` at once, all with outputs of full length, to a client in a separate process.
+
+    `whole`: the client gets each text at its end, and tokens are detokenized only then. `events`: the same, but every
+    token is detokenized and becomes an event at once. `stream`: the client gets every token's text as a server-sent
+    event."""
+
+    measures: ClassVar = (
+        duration("visible_s_*", "first text seen {}"),
+        Measure("messages"),
+        duration("handling_s_per_token", "handling", "s/token"),
+    )
+    kind: Literal["streaming"] = "streaming"
+    delivery: Delivery = "stream"
+    requests: Count = 16
+    prompt_tokens: Count = 32
+    output_tokens: Count = 128
+    rounds: Count = 9  # measured rounds, variants in turn, after one warm-up
+    seed: Seed = 0
+
+    def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
+        """Measure delivery and return one row for each variant: medians over interleaved rounds, with the predicted
+        rate.
+
+        Variants that differ only in their workload share a runner, so that the weights lie at the same addresses."""
+        variants = every_variant(experiment)
+        on_progress = StageCounter(on_progress, 1 + len(variants) * (self.rounds + 2))
+        runners = load_runners(variants, on_progress, {"workload": experiment.workload})
+        for name, runner in runners.items():
+            if runner.tokenizer is None:
+                model = variants[name].model.name
+                raise WorkbenchError(f"variants.{name}: model {model!r} has no tokenizer and cannot produce text")
+        on_progress("predicting")
+        predicted = {name: predicted_rates(variant, runners[name]) for name, variant in variants.items()}
+
+        def measured(name: str, turn: int) -> dict[str, Any]:
+            runners[name].reset_prefix_cache()
+            return run_streaming_round(runners[name], variants[name], turn)
+
+        rounds = measure_in_rounds(runners, self.rounds, on_progress, measured, rotate=True)
+        rows = [_row(experiment, name, runners[name], rounds, predicted[name]) for name in variants]
+        about = {"workload": experiment.workload.model_dump(mode="json"), "predicted": predicted}
+        return VariantResults(rows, about, {"rounds": rounds})
+
+
 class StreamingClient:
-    """A client in a process of its own. Once closed, `received` has its notes by request."""
+    """A client in a separate process. After `close`, `received` holds for each request the times that the client
+    noted."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -51,7 +99,7 @@ class StreamingClient:
         self.received: dict[str, list[Any]] = {}
         if cast(IO[bytes], self._process.stdout).readline().strip() != b"ready":
             self._process.kill()
-            raise WorkbenchError("the client's process did not start; see above for what it said")
+            raise WorkbenchError("the client's process did not start; its error is printed above")
 
     def send(self, name: str, text: str, reason: str | None) -> None:
         """Send one server-sent event, as `/v1/completions` streams them."""
@@ -70,7 +118,7 @@ class StreamingClient:
 
 
 def deliver(event: Event, delivery: Delivery, client: StreamingClient) -> None:
-    """Send the client what an event adds. With `stream` the last piece carries the finish reason."""
+    """Send the client the text that an event adds. With delivery `stream`, the last piece carries the finish reason."""
     if isinstance(event, Finished):
         client.send(event.request_id, event.text if delivery == "stream" else event.output_text, event.reason)
     elif isinstance(event, Decoded) and delivery == "stream" and event.text:
@@ -78,7 +126,8 @@ def deliver(event: Event, delivery: Delivery, client: StreamingClient) -> None:
 
 
 def predicted_rates(experiment: Experiment, runner: Runner) -> dict[str, float]:
-    """Return output tokens a second by delivery if only roofline and handling took time: an upper bound."""
+    """Return an upper bound of output tokens per second for each kind of delivery, as if only roofline steps and token
+    handling took time."""
     work = cast(StreamingWorkload, experiment.workload)
     at_once = min(work.requests, experiment.schedule.max_num_seqs)
     handling = delivery_seconds_per_token(work, cast(Tokenizer, runner.tokenizer))
@@ -101,7 +150,8 @@ def predicted_step_seconds(experiment: Experiment, num_seqs: int) -> float:
 
 
 def delivery_seconds_per_token(workload: StreamingWorkload, tokenizer: Tokenizer) -> float:
-    """Measure the seconds of handling one token: its text, its event and its message, as the delivery has them."""
+    """Measure the seconds of handling one token in a kind of delivery: detokenizing it, making an event, and sending a
+    message, each only if that delivery does it."""
     ids = [number % tokenizer.vocab_size for number in range(SAMPLE)]
     output = WholeTextDetokenizer(tokenizer) if workload.delivery == "whole" else Detokenizer(tokenizer)
     with StreamingClient() as client:
@@ -115,32 +165,8 @@ def delivery_seconds_per_token(workload: StreamingWorkload, tokenizer: Tokenizer
         return (time.perf_counter() - began) / len(ids)
 
 
-def measure_streaming(experiment: Experiment, on_progress: Callable[[str], None] = lambda line: None) -> VariantResults:
-    """Measure delivery and return one row a variant: medians over interleaved rounds, with the predicted rate.
-
-    Variants that differ only in their workload share a runner, so that the weights lie at the same addresses."""
-    work, variants = cast(StreamingWorkload, experiment.workload), every_variant(experiment)
-    on_progress = StageCounter(on_progress, 1 + len(variants) * (work.rounds + 2))
-    runners = load_runners(variants, on_progress, {"workload": experiment.workload})
-    for name, runner in runners.items():
-        if runner.tokenizer is None:
-            model = variants[name].model.name
-            raise WorkbenchError(f"variants.{name}: model {model!r} has no tokenizer, so no text to give")
-    on_progress("predicting")
-    predicted = {name: predicted_rates(variant, runners[name]) for name, variant in variants.items()}
-
-    def measured(name: str, turn: int) -> dict[str, Any]:
-        runners[name].reset_prefix_cache()
-        return run_streaming_round(runners[name], variants[name], turn)
-
-    rounds = measure_in_rounds(runners, work.rounds, on_progress, measured, rotate=True)
-    rows = [_row(experiment, name, runners[name], rounds, predicted[name]) for name in variants]
-    about = {"workload": experiment.workload.model_dump(mode="json"), "predicted": predicted}
-    return VariantResults(rows, about, {"rounds": rounds})
-
-
 def run_streaming_round(runner: Runner, experiment: Experiment, round_index: int) -> dict[str, Any]:
-    """Run one round and return the seconds from the first arrival to the last message, and the client's timestamps."""
+    """Run one round. Return the seconds from the first arrival to the last message, and the client's timestamps."""
     work = cast(StreamingWorkload, experiment.workload)
     box, owed = deque[Event](), set[str]()
     tokens = 0
@@ -159,8 +185,7 @@ def run_streaming_round(runner: Runner, experiment: Experiment, round_index: int
                     if isinstance(event, Finished):
                         owed.discard(event.request_id)
                         tokens += len(event.token_ids)
-                        if event.reason != "length":
-                            raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+                        check_full_length(event)
         finally:
             runner.cancel_all(box)
         seconds = runner.clock() - began
@@ -175,7 +200,7 @@ def run_streaming_round(runner: Runner, experiment: Experiment, round_index: int
 
 
 def random_requests(experiment: Experiment, vocab: int, round_index: int) -> list[Request]:
-    """Draw prompts of random tokens, the same for every delivery of a round."""
+    """Return requests with prompts of random tokens, the same for every delivery in a round."""
     work = cast(StreamingWorkload, experiment.workload)
     draw = random.Random(f"{work.seed}/{round_index}")
     asked = {"max_tokens": work.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}

@@ -1,6 +1,6 @@
-"""A client process, run as a script: read server-sent events and report the times of each request's texts.
+"""Run as a client process: read server-sent events on stdin, and report the times at which each request's texts arrive.
 
-Its clock is the sender's: `time.perf_counter` counts from the same moment in every process of a machine."""
+Its clock is the sender's clock: `time.perf_counter` counts from the same moment in every process of a machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ PREFIX = b"data: "
 
 
 def listen() -> dict[str, list]:
-    """Return by request the times of its first and last text, the number of texts, and the whole text."""
+    """Read events until the input ends. Return for each request the times of its first and last text, the number of
+    texts, and the whole text."""
     seen: dict[str, list] = {}
     for line in sys.stdin.buffer:
         now = time.perf_counter()

@@ -1,7 +1,8 @@
-"""Capacity of a fixed amount of memory: split it into page pools, and let the scheduler fill them with sequences.
+"""Find the capacity of a fixed amount of memory: split it into page pools, and let the scheduler fill these with
+sequences.
 
 The KV cache of a spec and an experiment's settings is built on torch's meta device, so that its bytes are counted
-without memory.
+without allocating memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from workbench.scheduler.scheduler import Scheduler
 
 
 def page_bytes(store: KVStore) -> tuple[int, ...]:
-    """Return the bytes of one page of each table, counted from the tensors."""
+    """Return for each page table of the cache the bytes of one of its pages, counted from the tensors."""
     return tuple(
         sum(tensor.nbytes // tensor.shape[0] for tensor in store.page_tensors(table))
         for table in range(len(store.groups))
@@ -35,8 +36,8 @@ def page_bytes(store: KVStore) -> tuple[int, ...]:
 
 
 def lasting_bytes_per_token(store: KVStore) -> float:
-    """Return the bytes of a token once it has left every residual: layers that keep recent tokens unquantized count
-    quantized bytes only."""
+    """Return the cache bytes that a token takes for good. In layers that keep recent tokens unquantized for a while,
+    only its quantized bytes count."""
     late = {layer for table in store.groups if table.is_delayed for layer in table.layers}
     kept = [table.is_delayed or not late.intersection(table.layers) for table in store.groups]
     sizes = zip(store.groups, page_bytes(store), kept, strict=True)
@@ -52,8 +53,8 @@ def split_budget_into_pages(
     page_size: int,
     evict: EvictionBudget | None = None,
 ) -> tuple[tuple[int, ...], int]:
-    """Split a budget of bytes into pages for each table, so that as many sequences as possible decode at once while one
-    is prefilled.
+    """Divide a budget of bytes among the page tables, so that as many sequences as possible can decode while another is
+    prefilled.
 
     Args:
         tables: The page tables of the cache.
@@ -62,10 +63,10 @@ def split_budget_into_pages(
         tokens: Tokens of each sequence.
         max_num_batched_tokens: Tokens of a step.
         page_size: Tokens of a page.
-        evict: Tokens that a sequence may hold, where tokens are evicted.
+        evict: Maximum cached tokens of a sequence, if tokens are evicted.
 
     Returns:
-        Pages of each table, and the number of sequences that these hold.
+        Pages of each table, and the number of sequences that they hold.
     """
     prompt = _prompt(tokens, page_size)
     rest = tokens if evict is None else evict.tokens_after_prompt(prompt, tokens)
@@ -95,7 +96,7 @@ def max_concurrent_sequences(
     evict: EvictionBudget | None = None,
 ) -> int:
     """Return the maximum number of sequences of `tokens` tokens that the scheduler runs at once without preempting or
-    delaying one.
+    delaying any.
 
     The search begins at `lower_bound` and ends at twice that."""
     runs = functools.partial(_runs_without_preemption, tables, pages, page_size, tokens, max_num_batched_tokens, evict)
@@ -129,7 +130,7 @@ def _runs_without_preemption(
     try:
         for index in range(count):
             scheduler.submit(Sequence.from_request(Request(str(index), (0,) * prompt, sampling), index))
-    except RequestRefused:  # not even one fits
+    except RequestRefused:  # not even one sequence fits
         return False
     while (plan := scheduler.plan()) is not None:
         if any(decision.action == "preempted" for decision in plan.decisions):
@@ -151,7 +152,8 @@ def spec_and_dtype(experiment: Experiment) -> tuple[ModelSpec, str]:
 
 
 def meta_kv_store(spec: ModelSpec, cache: CacheConfig, dtype: str, pages: int = 1) -> KVStore:
-    """Build the cache of `spec` in `cache`'s format on torch's meta device, with `pages` pages in each table."""
+    """Build the cache of `spec` in the format of `cache` on torch's meta device (no memory is allocated), with `pages`
+    pages in each table."""
     shapes = cache_shapes(spec, cache)
     tables = max(table for shape in shapes for table in shape.cache_groups) + 1
     kept = dtype if cache.dtype == "auto" else cache.dtype
@@ -159,10 +161,10 @@ def meta_kv_store(spec: ModelSpec, cache: CacheConfig, dtype: str, pages: int = 
 
 
 def break_even_context(experiment: Experiment, baseline: Experiment) -> int | None:
-    """Return the context, in tokens, from which on a sequence's cache is smaller under `experiment` than under
+    """Return the context length in tokens from which on a sequence's cache is smaller under `experiment` than under
     `baseline`.
 
-    Sizes are peaks in whole pages, counted from the formats alone: nothing runs. Returns None where the cache is never
+    Sizes are peaks in whole pages, computed from the formats without running. Returns None if the cache is never
     smaller.
 
     Example: `workbench.break_even_context(experiment.with_("cache.format=int4"), experiment)`
@@ -178,7 +180,7 @@ def break_even_context(experiment: Experiment, baseline: Experiment) -> int | No
 
 
 def bytes_by_table(store: KVStore) -> tuple[KVGroupBytes, ...]:
-    """Return the bytes that each table stores for a token, or for a state."""
+    """Return for each page table the bytes stored per token, or per state for a table of recurrent states."""
     return tuple(
         KVGroupBytes(table, 0.0, size) if table.is_recurrent else KVGroupBytes(table, size / store.page_size)
         for table, size in zip(store.groups, page_bytes(store), strict=True)

@@ -1,4 +1,4 @@
-"""Predicted memory of a loaded model beside the bytes of its tensors."""
+"""Compare the predicted memory of a loaded model with the bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryComparison:
-    """Predicted and measured bytes of one thing. `note` explains the difference, where there is one."""
+    """Predicted and measured bytes of one item. `note` explains a difference."""
 
     name: str
     predicted: float
@@ -34,7 +34,7 @@ def compare_memory(runner: Runner) -> tuple[MemoryComparison, ...]:
     Example: `workbench.compare_memory(workbench.load("demo"))`
     """
     model, store = runner.model, runner.store
-    spec = getattr(model, "rank_spec", model.spec)  # of several ranks this one's share
+    spec = getattr(model, "rank_spec", model.spec)  # with several ranks, this rank's share
     weights = weights_by_formula(spec, model.dtype.itemsize, model.format)
     beside = sum(buffer.nbytes for buffer in model.buffers())
     note = f"buffers that are no weights take {beside:,}" if beside else ""
@@ -47,7 +47,7 @@ def compare_memory(runner: Runner) -> tuple[MemoryComparison, ...]:
 
 
 def compare_step_memory(runner: Runner, formed: StepPlanned, stepped: Stepped) -> MemoryComparison:
-    """Compare predicted and used bytes of the pages of one step.
+    """Compare the predicted bytes of one step's pages with the pages in use.
 
     Pages of requests outside the step, and of cached prefixes, are not part of the prediction."""
     spans = [(span.start, span.tokens) for span in formed.spans]
@@ -57,7 +57,7 @@ def compare_step_memory(runner: Runner, formed: StepPlanned, stepped: Stepped) -
 
 
 def runner_bytes_by_table(runner: Runner) -> tuple[KVGroupBytes, ...]:
-    """Return the predicted bytes that each table stores for a token."""
+    """Return for each page table of the runner's cache the predicted bytes stored per token."""
     store = runner.store
     return tuple(
         KVGroupBytes(table, 0.0, store.page_bytes(number))
@@ -70,7 +70,8 @@ def runner_bytes_by_table(runner: Runner) -> tuple[KVGroupBytes, ...]:
 
 
 def step_bytes(tables: Iterable[KVGroupBytes], spans: Iterable[tuple[int, int]], page_size: int) -> float:
-    """Return the bytes of the pages that a step over `spans`, (start, tokens) pairs, reads or writes."""
+    """Return the bytes of the pages that a step reads or writes. `spans` are the step's (start, number of tokens) for
+    each sequence."""
     total, spans = 0.0, tuple(spans)
     for part in tables:
         for start, tokens in spans:

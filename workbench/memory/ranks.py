@@ -1,10 +1,10 @@
-"""Memory of each rank of a model that several devices share: tensor cuts within each stage of a pipeline.
+"""Compute the memory of each rank of a model divided among devices: tensor cuts within each stage of a pipeline.
 
     stage 0: embedding, layers 0 ... i   |   stage 1: layers i ... n, norm, head      (pipeline: 2)
     rank 0 | rank 1: a share of each     |   rank 0 | rank 1: a share of each         (tensor: 2)
 
-Tensor cuts are those that `workbench/tensor_parallel` makes. A pipeline is here, and in the simulator, alone: a stage
-has whole layers, one after the other, and a tied embedding lies in the first stage and in the last.
+Tensor cuts are those of `workbench/tensor_parallel`. Pipelines exist only here and in the simulator: a stage has
+consecutive whole layers, and a tied embedding is stored in the first and the last stage.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from workbench.model.spec import ModelSpec
 from workbench.tensor_parallel.cut import check_ranks, spec_of_rank
 from workbench.tensor_parallel.ranks import rows_per_exchange
 
-FIRST_STAGE_PARAMETERS = ("embedding.", "embedding_norm.", "positions.")  # by prefix; the last stage has those left
+FIRST_STAGE_PARAMETERS = ("embedding.", "embedding_norm.", "positions.")  # name prefixes; others are in the last stage
 LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of rank `rank` of stage `stage`, which has `layers`; `parts` are what its layers store of a token."""
+    """Memory of rank `rank` of stage `stage`, which has `layers`; `parts` are the bytes per token of these layers in
+    each page table."""
 
     stage: int
     rank: int
@@ -49,10 +50,10 @@ class RankMemory:
 
 
 def stages_of(spec: ModelSpec, pipeline: int) -> tuple[range, ...]:
-    """Return the layers of each stage: as many in each, or one more.
+    """Return the layers of each stage, divided evenly up to one layer.
 
     Raises:
-        WorkbenchError: for more stages than layers, and for what would have to travel between stages beside the rows.
+        WorkbenchError: for more stages than layers, or if stages would exchange more than hidden states.
     """
     count = len(spec.layers)
     if pipeline > count:
@@ -91,19 +92,19 @@ def rank_memories(
 
     Args:
         spec: the whole model.
-        dtype: name of the type of dense weights, and of a dense cache.
-        format: storage of the matrices.
+        dtype: name of the dtype of dense weights and a dense cache.
+        format: weight format of the matrices.
         cache: format of the cache.
         tensor: ranks that share each layer.
         pipeline: stages of whole layers.
         context: tokens of each sequence; None is the model's maximum.
         batch: sequences.
-        step_tokens: tokens that the largest step computes, or one of each sequence.
-        page_size: tokens of a page.
-        setting: what `tensor` is called where it is given, for errors.
+        step_tokens: tokens of the largest step, which has at least one of each sequence.
+        page_size: tokens per page.
+        setting: the setting's name of `tensor`, for errors.
 
     Raises:
-        WorkbenchError: where the model cannot be cut so.
+        WorkbenchError: if the model cannot be cut this way.
     """
     stages, context = stages_of(spec, pipeline), context or spec.max_position_embeddings
     if tensor > 1:
@@ -136,8 +137,8 @@ def rank_memories(
 
 
 def gathered_logits_bytes(vocab_size: int, tensor: int, batch: int) -> int:
-    """Return what rank 0 holds of logits beside its own: those of all ranks, and some rows as they are exchanged, its
-    own and every rank's."""
+    """Return the extra bytes of logits on rank 0: the logits gathered from all ranks, and the buffers in which they are
+    exchanged, its own and every rank's."""
     widest = -(-vocab_size // tensor)
     rows = min(batch, rows_per_exchange(widest, LOGIT_BYTES))
     return LOGIT_BYTES * (batch * vocab_size + (1 + tensor) * rows * widest)
@@ -159,12 +160,12 @@ def _names(
 
 
 def _layers_alone(spec: ModelSpec, layers: range) -> ModelSpec:
-    """Return a model of some layers, for the rows that a step has in them."""
+    """Return a model of `layers` alone, to compute a step's activations in them."""
     return spec.model_copy(update={"layers": spec.layers[layers.start : layers.stop]})
 
 
 def bytes_of_layers(store: KVStore, layers: range) -> tuple[KVGroupBytes, ...]:
-    """Return the bytes that each table stores of a token, or of a state, in some layers; tables of others are left
+    """Return for each page table of `layers` the bytes stored per token, or per state; tables of other layers are left
     out."""
     found = []
     for number, table in enumerate(store.groups):
@@ -179,8 +180,8 @@ def bytes_of_layers(store: KVStore, layers: range) -> tuple[KVGroupBytes, ...]:
 
 
 def ranks_report(found: tuple[RankMemory, ...], memory_bytes: int | None = None) -> dict[str, Any]:
-    """Return what `workbench memory --json` prints of ranks: each one's bytes, and the most of one; in `memory_bytes`
-    of each device, how many sequences fit, and how long they may be."""
+    """Return the ranks in the form of `model memory --json`: the bytes of each rank and their maximum. With
+    `memory_bytes` per device, also the number of sequences that fit and their maximum length."""
     rows = [
         {
             "stage": each.stage,

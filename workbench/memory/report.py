@@ -1,13 +1,12 @@
-"""Memory report of a model, for any config.json, folder or named shape: `workbench memory`.
+"""Report the memory of a model, for any config.json, folder or named shape: `workbench model memory`.
 
-It writes a cache's bytes out as a sum of products of named numbers.
+The report writes the bytes of a cache as a sum of products of named numbers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,43 +32,12 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.model.variants import change_spec
-
-UNITS = {
-    "": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-MAX_BYTES = 2**60
-
-
-def parse_bytes(text: str) -> int:
-    """Parse `80GB`, `64MiB` or `1000000` into bytes. Raises WorkbenchError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if (
-        match is None
-        or (unit := match[2].upper()) not in UNITS
-        or not 0 < (size := float(match[1]) * UNITS[unit]) < MAX_BYTES
-    ):
-        raise WorkbenchError(f"memory {text!r}: write a number and a unit, such as 80GB or 64GiB")
-    return int(size)
-
-
-def format_bytes(size: float) -> str:
-    """Format a size in bytes for people: `41.9 GB`."""
-    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= least:
-            return f"{size / least:,.1f} {unit}"
-    return f"{size:,.0f} bytes"
+from workbench.units import format_bytes, parse_bytes
 
 
 def describe_longest(found: dict[str, Any]) -> str:
-    """Return how many sequences of which length fit, of a report: `4 of up to 900 tokens each`."""
+    """Return the number and maximum length of the sequences that fit, from a memory report, as text: `4 of up to 900
+    tokens each`."""
     longest, batch = found["longest_context"], f"{found['batch']:,}"
     if longest is None:
         return f"{batch} of any length"
@@ -79,25 +47,24 @@ def describe_longest(found: dict[str, Any]) -> str:
 
 
 def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
-    """Return the architecture of whatever a model's name means, or of a config.json, and remarks on what it leaves
-    out."""
+    """Return the architecture of a model name or config.json, and remarks on parts that it leaves out."""
     if name.startswith(SHAPE_PREFIX):
         return named_shape(name.removeprefix(SHAPE_PREFIX)), []
     place = Path(name) if Path(name).is_file() else model_folder(name)
-    assert place is not None  # no shape
+    assert place is not None  # a named shape is handled above
     if gguf_file(place) is not None:
         return read_spec(place), []
     file = place / "config.json" if place.is_dir() else place
     if not file.is_file():
-        raise WorkbenchError(f"{name}: no config.json there")
+        raise WorkbenchError(f"{name}: has no config.json")
     return spec_from_any_config(file)
 
 
 def gqa_saving(spec: ModelSpec) -> float | None:
-    """Return how many times larger the cache would be with one key/value head for each query head.
+    """Return the factor by which the cache would be larger with one key/value head for each query head.
 
-    Layers that read another's keys and values have none. Returns None where heads have no keys of their own to cache
-    (MLA)."""
+    Layers that share another layer's keys and values do not count. Returns None if heads have no cached keys of their
+    own (MLA)."""
     kinds = [layer.attention for layer in spec.layers if layer.attention.kv_shared_with is None]
     if any(kind.kind != "grouped" for kind in kinds):
         return None
@@ -108,7 +75,8 @@ def gqa_saving(spec: ModelSpec) -> float | None:
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Memory of a model: `shapes` are the cache shapes of its layers, `tables` the bytes a token of each page table."""
+    """The memory of a model; `shapes` are the cache shapes of its layers, and `tables` the bytes per token in each page
+    table."""
 
     spec: ModelSpec
     shapes: tuple[KVCacheSpec, ...]
@@ -121,7 +89,7 @@ class ModelMemory:
 def memory_report(
     estimate: ModelMemory, settings: Mapping[str, Any], remarks: list[str], memory_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return the report that `workbench memory --json` prints."""
+    """Return the report that `workbench model memory --json` prints."""
     spec, found, notes = estimate.spec, estimate.memory, list(remarks)
     if found.context > spec.max_position_embeddings:
         notes.insert(
@@ -181,7 +149,7 @@ def estimate_memory(
         page_size: Tokens of a page.
 
     Raises:
-        WorkbenchError: For settings that such a model cannot have.
+        WorkbenchError: For settings that this model cannot have.
     """
     if dtype not in DTYPES:
         raise WorkbenchError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; known: {', '.join(DTYPES)}")
@@ -206,8 +174,8 @@ def report_for(
     pipeline: int = 1,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Return the memory report of the model called `name`; `settings` are those of `estimate_memory`. With `tensor`
-    ranks a layer or `pipeline` stages it has the memory of each rank, and `memory` is that of each device."""
+    """Return the memory report of the model called `name`; `settings` are arguments of `estimate_memory`. With `tensor`
+    ranks per layer or `pipeline` stages it has the memory of each rank, and `memory` is the size of each device."""
     spec, remarks = read_spec_and_remarks(name)
     found = estimate_memory(spec, dtype=dtype, weights=weights, cache=cache, **settings)
     room = None if memory is None else parse_bytes(memory)
@@ -233,7 +201,7 @@ def cache_settings(cache: str, changes: tuple[str, ...]) -> Experiment:
     return Experiment.from_values(values, "memory").with_(*changes)
 
 
-@functools.lru_cache(maxsize=64)  # a slider requests the same repeatedly; a ModelSpec is frozen
+@functools.lru_cache(maxsize=64)  # a slider repeats the same requests; a ModelSpec is frozen
 def _cache_layout(
     spec: Any, dtype: str, cache: str, changes: tuple[str, ...]
 ) -> tuple[ModelSpec, tuple[KVCacheSpec, ...], tuple[KVGroupBytes, ...]]:
@@ -246,7 +214,8 @@ def _cache_layout(
 
 @dataclass(frozen=True)
 class Term:
-    """Bytes of some layers of one sequence in one table: the product of `factors`, the last of which is tokens."""
+    """One term of a cache's formula: the bytes of some layers in one page table for one sequence. It is the product of
+    `factors`, the last of which is the number of tokens."""
 
     name: str
     factors: tuple[tuple[float, str], ...]
@@ -265,7 +234,7 @@ class Term:
 
 
 def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
-    """Return the terms of one sequence. Their sum, rounded up, is `estimate.memory.sequence_bytes`."""
+    """Return the terms whose sum, rounded up, is the cache of one sequence: `estimate.memory.sequence_bytes`."""
     dtype, found = DTYPES[estimate.dtype], []
     for shape, layers in Counter(shape for shape in estimate.shapes if shape.num_kv_heads).items():
         parts = ((shape.group, "quantized"), (shape.residual_group, "recent"))
@@ -287,8 +256,8 @@ def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
 
 
 def describe_estimate(estimate: ModelMemory, step_tokens: int) -> dict[str, str]:
-    """Describe the computation of weight and activation bytes. The widest step has `step_tokens` tokens, or one of each
-    sequence."""
+    """Describe how the bytes of weights and activations are computed. The widest step has `step_tokens` tokens, or one
+    token per sequence."""
     spec, found, itemsize = estimate.spec, estimate.memory, DTYPES[estimate.dtype].itemsize
     dense = found.weight_bytes == found.parameters * itemsize
     each = f" × {itemsize} bytes" if dense else f" × {found.weight_bytes / found.parameters:.4g} bytes, scales included"

@@ -1,7 +1,8 @@
-"""Residual streams of which each layer computes one (AltUp, Baykal et al., 2023), as Gemma 3n (2025) has them.
+"""Compute models with several residual streams, one of them active in each layer (AltUp, Baykal et al., 2023; Gemma
+3n).
 
-A token's row is its streams, [stream * hidden], and then an input of each layer's own: a block reads the first of them
-and puts it at the end, so that blocks are alike and know no numbers.
+A token's row has its streams, [stream * hidden], then one input for each layer. A block reads the first of these inputs
+and moves it to the end, so all blocks are equal and need no layer number.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from workbench.model.mixer import Angles
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import AltUpSpec, LayerSpec, ModelSpec, NormSpec
 
-MIN_SQUARE = 1e-5  # of a stream's mean square, where it is scaled to another's
+MIN_SQUARE = 1e-5  # lower bound of a stream's mean square when it is scaled
 
 
 class AltUpBlock(TransformerBlock):
-    """One layer: it predicts all streams, computes the active one, and corrects the others by what that has changed.
+    """One layer of a model with several residual streams: it predicts all streams, computes the active one, and
+    corrects the other streams by the active one's change.
 
-    Beside attention stands a residual of low rank (LAuReL, Menghani et al., 2024). The layer's own input is added to
-    all streams but the first.
+    A low-rank residual is added to attention (LAuReL, Menghani et al., 2024). The layer's own input is added to all
+    streams but the first.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class AltUpBlock(TransformerBlock):
         return super().before_attention(active, cos, sin)
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add attention's result to the active stream of the rows x and run the rest of the layer: rows."""
+        """Add attention's result to the active stream of the rows x, run the rest of the layer, and return the rows."""
         spec, predicted = self.altup, self._predicted(self._streams(x))
         active = predicted[:, spec.active]
         normed = self.attention_norm(active)
@@ -74,7 +76,7 @@ class AltUpBlock(TransformerBlock):
         return x[:, : self.altup.streams * self.hidden_size].unflatten(-1, (self.altup.streams, self.hidden_size))
 
     def _weights(self, active: Tensor) -> Tensor:
-        """Return how far each stream is concerned, from -1 to 1: [token, hidden] -> [token, stream]."""
+        """Return the weight of each stream, from -1 to 1: [token, hidden] -> [token, stream]."""
         return torch.tanh(self.stream_router(self.stream_norm(active) / self.hidden_size).float()).to(active.dtype)
 
     def _predicted(self, streams: Tensor) -> Tensor:
@@ -88,7 +90,9 @@ class AltUpBlock(TransformerBlock):
 
 
 class Streams(nn.Module):
-    """The two ends of the streams: a token's row from its embedding, and one hidden state from its row."""
+    """The first and last operation on residual streams: make a token's row from its embedding, and its hidden state
+    from the final row.
+    """
 
     def __init__(self, spec: ModelSpec, altup: AltUpSpec, backend: Backend, format: WeightFormat):
         super().__init__()
@@ -116,7 +120,7 @@ class Streams(nn.Module):
         return torch.cat([rearrange(streams, "token stream hidden -> token (stream hidden)"), inputs], dim=-1)
 
     def hidden(self, rows: Tensor) -> Tensor:
-        """Return the mean of rows' streams, those after the first projected: [token, hidden]."""
+        """Return the mean of each row's streams [token, hidden]; all streams but the first are projected before."""
         streams = rows[:, : self.altup.streams * self.hidden_size].unflatten(-1, (-1, self.hidden_size))
         others = einsum(self.merge, streams[:, 1:], "stream out hidden, token stream hidden -> token stream out")
         return torch.cat([streams[:, :1], _scaled(others, streams[:, 0])], dim=1).mean(1)

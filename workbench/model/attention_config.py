@@ -1,4 +1,4 @@
-"""Changes to a model's attention as a value: for all layers, by a pattern, or for single ones."""
+"""Settings that change a model's attention: for all layers, by a pattern, or for single layers."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ HeadSharing = Literal["multi_head", "multi_query"]  # as many key/value heads as
 WINDOW, FULL = "window", "full"
 
 
-# Slots of a spec that its weights decide.
+# Slots of a spec that are fixed by its weights.
 FIXED_SLOTS = ("kind", "value_norm", "qkv_clip", "rotated_columns", "qkv_bias", "o_proj_bias", "output_gate")
 
 
 class AttentionChange(optional_fields(AttentionSpec, without=FIXED_SLOTS)):
-    """Slots of one layer's attention (see `AttentionSpec`); null leaves the model's own."""
+    """A change of one layer's attention settings (see `AttentionSpec`); null leaves the model's own value."""
 
     # key/value heads; a trained model's are pooled or repeated, see `regroup`
     num_kv_heads: Count | HeadSharing | None = None
     sliding_window: Count | Literal["full"] | None = None  # tokens that a query sees, itself included; full: all
-    qk_norm: bool | None = None  # queries and keys are normalized head by head
-    # The layer whose keys and values are read; previous: the last one before it that has its own.
+    qk_norm: bool | None = None  # normalize queries and keys head by head
+    # The layer with the keys and values to read; previous: the last earlier layer that has its own.
     kv_shared_with: NonNegative | Literal["previous"] | None = None
 
     @model_validator(mode="after")
     def _nothing_is_idle(self) -> AttentionChange:
         given = self.given
         if self.sliding_window == FULL and (sinks := given.get("num_sink_tokens")):
-            message = f"num_sink_tokens: {sinks} with sliding_window: full keeps nothing in sight"
-            raise ValueError(f"{message} that is not; give one only")
+            raise ValueError(f"num_sink_tokens: {sinks} has no effect with sliding_window: full; give one only")
         if "rotary" in given and (position := given.get("position")) in ("alibi", "none"):
             raise ValueError(f"rotary: rotates no heads with position: {position}; give one only")
         return self
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the slots that change, by name."""
+        """Return the changed settings by name."""
         values = {name: getattr(self, name) for name in AttentionChange.model_fields}
         return {name: value for name, value in values.items() if value is not None}
 
     def on_top_of(self, other: AttentionChange) -> AttentionChange:
-        """Return this change on top of `other`, without those of its values that would have no effect."""
+        """Return this change merged over `other`: its values take precedence, and values of `other` that would then
+        have no effect are left out.
+        """
         below, mine = other.given, self.given
         if self.sliding_window == FULL:
             below = {name: value for name, value in below.items() if name not in ("num_sink_tokens", "chunk_size")}
@@ -56,15 +57,14 @@ class AttentionChange(optional_fields(AttentionSpec, without=FIXED_SLOTS)):
 
 
 class AttentionConfig(AttentionChange):
-    """The slots for all layers, and where they differ:
+    """Changes of attention settings for all layers, and exceptions for some layers.
 
-    `pattern` is repeated over the layers, from the first on: `window` takes the change as it is, `full` without its
-    window or chunks, any other word the kind of that name on top of it. `layers` changes single ones, by number, last
-    of all.
+    `pattern` is repeated over the layers, from the first on: `window` applies the change, `full` applies it without its
+    window or chunks, any other word adds the kind of that name. `layers` changes single layers, by number, last of all.
     """
 
-    regroup: Literal["mean_pool", "first"] = "mean_pool"  # how fewer key/value heads come from a trained model's
-    pattern: tuple[str, ...] = ()  # kinds of the layers, from the first on, repeated: window, full or a name in kinds
+    regroup: Literal["mean_pool", "first"] = "mean_pool"  # how a trained model's key/value heads are reduced
+    pattern: tuple[str, ...] = ()  # kinds of layers from the first on, repeated: window, full or a name in `kinds`
     kinds: dict[str, AttentionChange] = {}  # changes by name, for the pattern
     layers: dict[int, AttentionChange] = {}  # changes of single layers, by number
 
@@ -82,7 +82,7 @@ class AttentionConfig(AttentionChange):
 
     @classmethod
     def parse(cls, value: AttentionConfig | dict[str, Any] | None) -> AttentionConfig:
-        """Parse a setting. Raises WorkbenchError for an invalid one, by its path."""
+        """Parse the setting `attention`; an invalid value raises WorkbenchError with the value's path."""
         if value is None or isinstance(value, AttentionConfig):
             return value or cls()
         try:

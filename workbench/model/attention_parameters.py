@@ -1,4 +1,4 @@
-"""Stored parameters of what mixes tokens: grouped and latent attention, and recurrent layers."""
+"""Describe the stored parameters of mixers: grouped attention, latent attention, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.model.spec import ModelSpec
 
 
 def mixer_parameters(ours: str, theirs: str, mixer: AnyAttentionSpec, spec: ModelSpec, names: CheckpointNames) -> Named:
-    """Yield the parameters of one attention or recurrent part of a layer."""
+    """Yield each parameter of a layer's attention or recurrence, with its name."""
     width = spec.hidden_size
     if isinstance(mixer, MLASpec):
         yield from _latent(ours, f"{theirs}self_attn", mixer, width)
@@ -84,7 +84,7 @@ def _first_rows(a: AttentionSpec, order: str) -> dict[str, list[int]]:
     if order == "stacked":
         starts = list(range(0, (heads + 2 * groups) * dim, dim))
         return {"queries": starts[:heads], "keys": starts[heads : heads + groups], "values": starts[heads + groups :]}
-    size = (shared + 2) * dim  # of a key/value head with its queries; of a head where none is shared
+    size = (shared + 2) * dim  # rows of a key/value head with its queries; of a single head if none is shared
     return {
         "queries": [group * size + each * dim for group in range(groups) for each in range(shared)],
         "keys": [group * size + shared * dim for group in range(groups)],

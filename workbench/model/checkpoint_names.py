@@ -1,4 +1,4 @@
-"""Names and layouts of the tensors that a family stores in its checkpoints."""
+"""Define the names and layouts of the tensors that a model family stores in its checkpoints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class CheckpointNames:
-    """Names of stored tensors, without `.weight` and `.bias`; those of a layer follow `layer` and its number.
+    """Names of stored tensors, without `.weight` and `.bias`; a layer's tensors have the prefix `layer` and its number.
 
-    A fused tensor (`qkv`, `gate_up`) is named where a family has one, and goes before its parts' names. `qkv_order` is
-    the order of its rows: all queries, keys and values; for each head its own; or for each key/value head the queries
-    that share it, its key and its value.
+    A fused tensor (`qkv`, `gate_up`) is named if a family has one, and takes precedence over its parts' names.
+    `qkv_order` is the order of its rows: all queries, keys and values; for each head its own; or for each key/value
+    head the queries that share it, its key and its value.
     """
 
     layer: str = "model.layers"
@@ -35,11 +35,11 @@ class CheckpointNames:
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
-    norm_per_head: str = ""  # of weights that each head has apart: `{name}{norm_per_head}{head}` (StableLM)
+    norm_per_head: str = ""  # for a separate norm weight of each head: `{name}{norm_per_head}{head}` (StableLM)
     sinks: str = "self_attn.sinks"
     interleaved: bool = False  # rotary pairs are columns (2i, 2i + 1) of a head
 
-    recurrent: str = ""  # the part of a recurrent layer that stands where attention does
+    recurrent: str = ""  # the recurrence, in place of attention
 
     gate_up: str = ""
     gate: str = "mlp.gate_proj"
@@ -58,7 +58,7 @@ class CheckpointNames:
     shared_gate: str = "mlp.shared_expert_gate"
 
     def without_prefix(self) -> CheckpointNames:
-        """Return the names in the files of a base model, which lack the first word of all but the head's."""
+        """Return the names of tensors in files of a base model, which lack the first word (except for the head)."""
         prefixed = ("layer", "embedding", "embedding_norm", "positions", "norm")
         return replace(self, **{name: getattr(self, name).partition(".")[2] for name in prefixed})
 

@@ -1,7 +1,7 @@
-"""The least that a step must compute and move, from shapes alone: the roofline's two numbers.
+"""Compute the minimum FLOPs and bytes of a step from shapes: the two numbers of the roofline.
 
-Causality, windows and grouped heads are counted as they are: a query reads the positions it may see, and a key/value
-head is read once for all the query heads that share it. Of a mixture the experts of one token are counted.
+Causality, windows and grouped heads are counted exactly: a query reads its visible positions, and a key/value head is
+read once for all query heads that share it. For a mixture of experts, the experts of one token are counted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ class StepCostEstimate:
         return StepCostEstimate(self.flops + other.flops, self.bytes + other.bytes)
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Return the roofline's time in seconds: the slower of computing and moving."""
+        """Return the roofline's time in seconds: the longer of the time to compute and the time to move the bytes."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
 
 
 class StepCostModel:
-    """Costs of steps of one model; what does not depend on the step is counted once."""
+    """The cost of steps of one model; all terms that do not depend on the step are computed once."""
 
     def __init__(self, spec: ModelSpec, block_value: float, head_value: float, cache_value: float):
-        """Take the bytes of a value in the blocks' matrices (scales included), in the head's, and in the cache."""
+        """Create the model from the bytes per value of the blocks' matrices (scales included), of the head and of the
+        cache.
+        """
         self.spec = spec
         self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
         used = (
@@ -71,7 +73,7 @@ class _AttentionCost:
     flops_per_pair: float
     cache_values_read: int
     cache_values_written: int
-    flops_per_token: float = 0.0  # of a recurrent state
+    flops_per_token: float = 0.0  # FLOPs per token of a recurrent state
     state_bytes: int = 0  # read once and written once by a span
 
     @classmethod
@@ -85,18 +87,22 @@ class _AttentionCost:
 
 
 def visible_pairs(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
-    """Return (query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
+    """Return, for the positions [start, start + length), the number of (query, key) pairs that attend, and the number
+    of distinct positions read.
+    """
     end = start + length
     if window is None or end <= window:
         return length * start + length * (length + 1) // 2, end
-    short = max(0, min(end, window) - start)  # queries that still see everything
+    short = max(0, min(end, window) - start)  # queries that still see all earlier positions
     pairs = short * start + short * (short + 1) // 2 + (length - short) * window
     pairs += _sinks_seen(end - window, sinks) - _sinks_seen(start - window, sinks)
-    before = max(0, start - window + 1)  # positions that every query has left behind
+    before = max(0, start - window + 1)  # positions outside of every query's window
     return pairs, end - before + min(sinks, before)
 
 
 def _sinks_seen(past: int, sinks: int) -> int:
-    """Return sinks that the queries up to the one with `past` positions before its window see there."""
-    rising = max(0, min(past, sinks))  # queries that have left fewer positions behind than there are sinks
+    """Return the sinks outside of the window, summed over the queries up to the one with `past` positions before its
+    window.
+    """
+    rising = max(0, min(past, sinks))  # queries with fewer positions before their window than there are sinks
     return rising * (rising + 1) // 2 + max(0, past - sinks) * sinks

@@ -1,4 +1,6 @@
-"""Count the rows that each expert of a model's mixtures computes: recorded while steps run, taken once a step."""
+"""Count the rows that each expert of a model's mixtures computes. Counts are recorded during a step and read once per
+step.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ LayerCounts = tuple[tuple[int, tuple[int, ...]], ...]  # (layer, rows of each ex
 
 
 class ExpertUse:
-    """Counts of a model's mixtures since they were last taken.
+    """The number of rows that each expert of a model's mixtures computed since the counts were last read.
 
-    Modules write the experts that each row chose to a buffer of their own (in a compiled graph too); compiled steps
-    have such buffers. Rows of padding come last, and are left out.
+    Each module writes the chosen experts of each row to its own buffer (also in a compiled graph); compiled steps have
+    such buffers too. Padding rows are last and are left out.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], max_rows: int):
-        """Let mixtures of a model's `blocks` keep what up to `max_rows` rows choose."""
+        """Record the choices of up to `max_rows` rows in the mixtures of `blocks`."""
         parts = {index: getattr(block, "feedforward", None) for index, block in enumerate(blocks)}
         self._mixtures = {index: part for index, part in parts.items() if isinstance(part, MixtureOfExperts)}
         self._counts = {i: torch.zeros(part.router.num_experts, dtype=torch.long) for i, part in self._mixtures.items()}
@@ -29,8 +31,9 @@ class ExpertUse:
             part.chosen = torch.zeros(shape, dtype=torch.long, device=part.gate_up.device)
 
     def count(self, rows: int, chosen: Mapping[int, Tensor] | None = None) -> None:
-        """Add the first `rows` rows of the forward pass that has just run: `chosen` [row, expert's place] by layer,
-        what the modules kept unless given."""
+        """Count the first `rows` rows of the last forward pass. `chosen`, by layer, has the experts of each row [row,
+        rank of expert]; default: the modules' buffers.
+        """
         if chosen is None:
             chosen = {index: part.chosen for index, part in self._mixtures.items() if part.chosen is not None}
         for index, experts in chosen.items():
@@ -38,13 +41,13 @@ class ExpertUse:
             counts += torch.bincount(experts[:rows].flatten().cpu(), minlength=len(counts))
 
     def take(self) -> LayerCounts:
-        """Return the counts since the last call, by layer."""
+        """Return the number of rows of each expert since the last call, by layer."""
         found = tuple((index, tuple(counts.tolist())) for index, counts in self._counts.items())
         for counts in self._counts.values():
             counts.zero_()
         return found
 
     def stop(self) -> None:
-        """Let mixtures keep nothing from now on."""
+        """Stop recording."""
         for part in self._mixtures.values():
             part.chosen = None

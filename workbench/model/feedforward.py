@@ -1,4 +1,4 @@
-"""Feed-forward parts of a block: one gated feed-forward, or a mixture of experts."""
+"""Build the feed-forward part of a block: one gated feed-forward, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec
 
 
 def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat) -> nn.Module:
-    """Build the feed-forward that `kind` describes: [token, hidden] -> [token, hidden]; Identity where it has none."""
+    """Build the feed-forward of a layer, a module [token, hidden] -> [token, hidden]; Identity if the layer has
+    none.
+    """
     if not kind.intermediate_size:
         return nn.Identity()
     if kind.experts is not None:
@@ -38,8 +40,8 @@ def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, forma
 
 
 def apply_gate(gate_up: Tensor, activation: ActivationSpec, backend: Backend) -> Tensor:
-    """Apply a gated activation: the gate's columns, then the up projection's, [token, 2 intermediate] -> [token,
-    intermediate]."""
+    """Apply a gated activation to `gate_up`, the gate's columns and then the up projection's: [token, 2 intermediate]
+    -> [token, intermediate]."""
     if activation.gate_scale != 1 or activation.sparsity:
         gate, up = gate_up.chunk(2, dim=-1)
         return activate(_sparse(gate * activation.gate_scale, activation.sparsity), activation) * up
@@ -54,8 +56,9 @@ def apply_gate(gate_up: Tensor, activation: ActivationSpec, backend: Backend) ->
 
 
 def _sparse(gate: Tensor, share: float) -> Tensor:
-    """Subtract from each row of gates what a normal distribution like it has this share below, and keep what is left
-    above 0."""
+    """Subtract from each row of gates the quantile `share` of a normal distribution with the row's mean and
+    deviation, and clamp at 0.
+    """
     if not share:
         return gate
     above = gate - gate.mean(-1, keepdim=True)
@@ -78,7 +81,7 @@ def activate(x: Tensor, activation: ActivationSpec) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """A gated feed-forward: down(gate(x) joined with up(x)); gate and up are one product."""
+    """A gated feed-forward, down(f(gate(x)) * up(x)); gate and up are computed as one product."""
 
     def __init__(
         self, activation: ActivationSpec, hidden_size: int, width: int, bias: bool, backend: Backend,
@@ -111,7 +114,7 @@ class XIELU(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """A feed-forward without gate: down(f(up(x))) (GPT-2)."""
+    """A feed-forward without a gate, down(f(up(x))) (GPT-2)."""
 
     def __init__(
         self, activation: ActivationSpec, hidden_size: int, width: int, bias: bool, backend: Backend,
@@ -159,7 +162,9 @@ class Router(Linear):
         return weights * self.spec.factor, chosen
 
     def _mix(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose one expert after another (SparseMixer, Liu et al., 2023): [token, expert] -> twice [token, chosen]."""
+        """Choose experts one by one (SparseMixer, Liu et al., 2023): logits [token, expert] -> weights and experts,
+        each [token, chosen].
+        """
         left, weights, chosen = logits, [], []
         for _ in range(self.num_chosen):
             best, number = left.max(dim=-1, keepdim=True)
@@ -170,7 +175,7 @@ class Router(Linear):
         return torch.cat(weights, dim=-1) * self.spec.factor, torch.cat(chosen, dim=-1)
 
     def _within_groups(self, ranked: Tensor) -> Tensor:
-        """Leave only experts of the best groups: ranked [token, expert]."""
+        """Mask all experts outside of the best groups: ranked [token, expert]."""
         grouped = rearrange(ranked, "token (group expert) -> token group expert", group=self.spec.groups)
         best = grouped.amax(-1) if self.spec.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
@@ -185,8 +190,8 @@ STACKS = ("gate_up", "down")
 class MixtureOfExperts(nn.Module):
     """A mixture of experts: a router chooses the experts of each token and weighs them (Shazeer et al., 2017).
 
-    The router stays dense. The experts' matrices lie in two stacks, dense or in few bits (see
-    compiled_kernels/expert_linear/stacks.py); `formats` says how each is stored.
+    The router stays dense. The experts' matrices are two stacks, dense or quantized (see
+    compiled_kernels/expert_linear/stacks.py); `formats` has the format of each.
     """
 
     chosen: Tensor | None
@@ -199,7 +204,7 @@ class MixtureOfExperts(nn.Module):
         self.held = None if experts.held is None else experts.held_experts
         count, hidden, bias = len(experts.held_experts), kind.intermediate_size, kind.mlp_bias
         if not kind.activation.gated:
-            raise WorkbenchError("experts without a gate are not carried out")
+            raise WorkbenchError("experts without a gate are not supported")
         self.router, self.weighs_input = Router(experts, hidden_size, backend), experts.router.weighs_input
         self.formats: dict[str, MatrixFormat] = {}
         self.sizes = {"gate_up": (count, 2 * hidden, hidden_size), "down": (count, hidden_size, hidden)}
@@ -214,7 +219,7 @@ class MixtureOfExperts(nn.Module):
             self.shared_gate = Linear(hidden_size, 1, False, backend) if experts.shared_gate else None
 
     def use_panels(self, panels: bool) -> None:
-        """Keep the experts' matrices in panels from now on, where their size allows that, or row by row again."""
+        """Convert the experts' matrices to panels, if their size allows that, or back to rows."""
         for name in STACKS:
             stack = weight, *_ = self.stack(name)
             if in_panels(weight) and not panels:
@@ -226,12 +231,12 @@ class MixtureOfExperts(nn.Module):
             self._set(name, found)
 
     def stack(self, name: str) -> Stack:
-        """Return the matrices of `gate_up` or `down` of all experts, their scales and minima."""
+        """Return the matrices of all experts as one stack, with scales and minima; `name` is `gate_up` or `down`."""
         scales, minima = (getattr(self, f"{name}_{part}") for part in BESIDE)
         return getattr(self, name), scales, minima
 
     def store_as(self, name: str, format: MatrixFormat) -> None:
-        """Make room for a stack that is stored so, to be filled."""
+        """Allocate the stack `name` in this format, to be filled later."""
         experts, out, columns = self.sizes[name]
         dense = {"weight": ((out, columns), torch.get_default_dtype())}
         storage = dense if format.is_dense else format.storage(out, columns)
@@ -244,14 +249,15 @@ class MixtureOfExperts(nn.Module):
             self.register_parameter(name + end, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
     def matrix(self, name: str, expert: int) -> Tensor:
-        """Return the numbers of an expert's matrix [out, width], in float32 where it is stored in few bits."""
+        """Return an expert's dense matrix [out, width], in float32 if it is stored quantized."""
         weight, scales, minima = of_expert(self.stack(name), expert)
         return weight if scales is None else dequantize_matrix(self.formats[name], weight, scales, minima)
 
     @property
     def unread_bytes(self) -> int:
-        """Return the bytes that a single token leaves unread: the experts that it does not use, of those that are
-        here."""
+        """Return the number of bytes that a single token does not read: the weights of local experts that it does not
+        use.
+        """
         here = range(self.router.num_experts) if self.held is None else self.held
         used = -(-self.num_experts_per_tok * len(here) // self.router.num_experts)
         stacks = [*self.stacks, self.gate_up_bias, self.down_bias]
@@ -259,7 +265,7 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def stacks(self) -> list[Tensor]:
-        """Return the experts' matrices, and their scales where they have such."""
+        """Return the experts' matrices, and their scales if they have any."""
         return [each for name in STACKS for each in self.stack(name) if each is not None]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -280,12 +286,12 @@ class MixtureOfExperts(nn.Module):
         return total.to(x.dtype)
 
     def _products(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """Return for each row [row, hidden] what its expert's feed-forward gives."""
+        """Return the output of each row's expert: [row, hidden] -> [row, hidden]."""
         hidden = self.multiply("gate_up", rows, experts)
         return self.multiply("down", apply_gate(hidden, self.activation, self.backend), experts)
 
     def multiply(self, name: str, rows: Tensor, experts: Tensor) -> Tensor:
-        """Return the product of each row with its expert's matrix of a stack."""
+        """Multiply each row by its expert's matrix from the stack `name`."""
         (weight, scales, minima), bias = self.stack(name), getattr(self, f"{name}_bias")
         stored = weight, bias, scales, minima, self.formats[name].codes
         return compiled_kernels.expert_linear(rows, experts, *stored, self.backend)

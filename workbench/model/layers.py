@@ -1,4 +1,4 @@
-"""Attention and the block of a decoder. Each module is given its backend; none knows which others there are."""
+"""Compute attention and the decoder block. Each module receives its backend and knows no other."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ from workbench.model.spec import LayerSpec, NormSpec
 
 PLAIN_NORM = NormSpec()
 HEAD_COLUMNS = {"head": "(token head) dim", "projection": "token (head dim)"}
-SumOverRanks = Callable[[Tensor], Tensor]  # what a rank's share of a layer's matrices gives, to the sum of all ranks
+SumOverRanks = Callable[[Tensor], Tensor]  # maps a rank's partial result to the sum over all ranks
 STORED_PARAMETERS = (
     "qkv.",
     "output.",
     "query_norm.",
     "key_norm.",
     "sink_logits",
-)  # parameters of attention that a state holds
+)  # parameters of attention in a state dict
 
 
 class Attention(AttentionMixer[AttentionSpec]):
-    """Grouped-query attention (Ainslie et al., 2023): project and rotate, attend to the cache, project back.
+    """Grouped-query attention (Ainslie et al., 2023): project and rotate queries, keys and values, attend to the cache,
+    project back.
 
-    With `output_gate` its result is multiplied by the sigmoid of a gate (Qwen 3 Next), which goes with its head's
-    query: q is [token, head, query and gate]. With `kv_shared_with` the cache that it is given holds the keys and
-    values of an earlier layer (Brandon et al., 2024): its own k and v have no heads.
+    With `output_gate` its result is multiplied by the sigmoid of a gate (Qwen 3 Next), which is stored with its head's
+    query: q is [token, head, query and gate]. With `kv_shared_with` its cache has the keys and values of an earlier
+    layer (Brandon et al., 2024), and its own k and v have no heads.
 
-    A custom module extends this one. It is built with the same values and `arguments` of its own, may hold
-    further parameters, and may give `q` any shape that its `attend` takes; `k` and `v` are what the cache holds.
+    A custom module extends this one. It is constructed with the same values and its own `arguments`, may have further
+    parameters, and may return `q` in any shape that its `attend` accepts; `k` and `v` are written to the cache.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Attention(AttentionMixer[AttentionSpec]):
         format: WeightFormat,
         norm: NormSpec = PLAIN_NORM,
     ):
-        """Build the module; norms of queries and keys are of the kind of `norm`."""
+        """Build the module; norms of queries and keys have the kind of `norm`."""
         if spec.kv_shared_with is not None:
-            spec = spec.model_copy(update={"kv_shared_with": 0})  # any layer's: alike ones compile once
+            spec = spec.model_copy(update={"kv_shared_with": 0})  # the same for all layers: equal ones compile once
         super().__init__(spec, spec.head_dim, backend)
         stored = backend, format.blocks, format.activations
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
@@ -81,8 +82,8 @@ class Attention(AttentionMixer[AttentionSpec]):
             sin: sines, likewise.
 
         Returns:
-            q [token, head, head_dim], k and v [token, kv_head, head_dim]; q and k normed and rotated where the spec
-                says so.
+            q [token, head, head_dim], k and v [token, kv_head, head_dim]; q and k are normalized and rotated by the
+            spec.
         """
         spec, own = self.spec, self.spec.num_own_kv_heads
         q, gate, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=spec.head_dim).split(
@@ -94,7 +95,7 @@ class Attention(AttentionMixer[AttentionSpec]):
         return torch.cat([q, gate], dim=-1) if spec.output_gate else q, k, self._clipped(v)
 
     def _placed(self, x: Tensor, norm: nn.Module | None, cos: Angles, sin: Angles) -> Tensor:
-        """Norm, clip and rotate queries or keys [token, head, head_dim], in the order of the spec."""
+        """Normalize, clip and rotate queries or keys [token, head, head_dim] in the order of the spec."""
         late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
         x = self.apply_rotary(x, cos, sin) if late else x
         x = self._clipped(x if norm is None else norm(x))
@@ -110,12 +111,12 @@ class Attention(AttentionMixer[AttentionSpec]):
         return super().attend(query.contiguous(), batch, cache, backend) * torch.sigmoid(gate)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
-        """Project the result of attention back: [token, head, head_dim] -> [token, hidden]."""
+        """Project the result of attention back to hidden states: [token, head, head_dim] -> [token, hidden]."""
         return self.output(rearrange(mixed, "token head dim -> token (head dim)"))
 
 
 class HeadRMSNorm(RMSNorm):
-    """RMSNorm of queries or keys [token, head, head_dim]: of each head, or of all columns of a token."""
+    """RMSNorm of queries or keys [token, head, head_dim], over each head or over all columns of a token."""
 
     def __init__(self, width: int, over: Literal["head", "projection"], norm: NormSpec, backend: Backend):
         super().__init__(width, norm.eps, backend, norm.offset)
@@ -127,7 +128,7 @@ class HeadRMSNorm(RMSNorm):
 
 
 class HeadNorm(nn.Module):
-    """A norm of each head [token, head, head_dim] with weights of its own, one for all heads, or none; plain torch."""
+    """A norm of each head [token, head, head_dim] with weights per head, shared weights, or none; in plain torch."""
 
     def __init__(self, heads: int, spec: AttentionSpec, norm: NormSpec):
         super().__init__()
@@ -148,8 +149,9 @@ class HeadNorm(nn.Module):
 
 
 def build_head_norm(spec: AttentionSpec, heads: int, norm: NormSpec, backend: Backend) -> HeadRMSNorm | HeadNorm | None:
-    """Build the norm of `heads` queries or keys; None where there is none. Raises WorkbenchError for one that no family
-    has: of a whole projection by LayerNorm."""
+    """Build the norm of queries or of keys with `heads` heads; None if there is none. Raises WorkbenchError for a
+    LayerNorm over a whole projection, which no family has.
+    """
     if spec.qk_norm is None or not heads:
         return None
     if norm.kind == "rms" and spec.qk_norm.weight == "shared" and not spec.qk_norm.bias:
@@ -163,8 +165,9 @@ def build_head_norm(spec: AttentionSpec, heads: int, norm: NormSpec, backend: Ba
 def build_mixer(
     spec: AnyAttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec = PLAIN_NORM
 ) -> Mixer:
-    """Build the mixer of one layer: attention, built-in or custom, or a recurrence. Raises WorkbenchError where that
-    cannot be built."""
+    """Build the mixer of one layer: built-in or custom attention, or a recurrence. Raises WorkbenchError if it cannot
+    be built.
+    """
     if isinstance(spec, ShortConvSpec):
         return ShortConv(spec, hidden_size, backend, format)
     if isinstance(spec, DeltaNetSpec):
@@ -185,31 +188,32 @@ def build_mixer(
 def build_custom_attention(
     spec: AttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, dtype: torch.dtype
 ) -> Mixer:
-    """Build a custom module in memory: the random numbers that it draws are the same every time."""
+    """Build a custom attention module in memory, under a fixed random seed."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
         return build_mixer(spec, hidden_size, backend, format, norm).to(dtype).requires_grad_(False)
 
 
 def one_rank(part: Tensor) -> Tensor:
-    """Return what the only rank computed."""
+    """Return `part` unchanged: the sum over ranks if there is only one."""
     return part
 
 
 class TransformerBlock(nn.Module):
-    """One layer: attention or a recurrence, or both beside one another, then a feed-forward or none. Each is normed
-    before, after, or both; parallel ones all read the layer's input and are added together (GPT-J, 2021).
+    """One layer: attention, a recurrence, or both in parallel, then an optional feed-forward. Each part is normalized
+    before, after, or both. If parts are parallel, all of them read the layer's input and their results are added
+    (GPT-J, 2021).
 
-    `before_attention` and `after_attention` are the two sides of the read from the cache.
+    `before_attention` and `after_attention` compute the parts before and after the read from the cache.
     """
 
-    recurrent: Mixer  # beside attention, where `beside` says so
+    recurrent: Mixer  # parallel to attention, if `beside`
 
     def __init__(
         self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat,
         norm: NormSpec = PLAIN_NORM, residual_scale: float = 1.0, sum_over_ranks: SumOverRanks = one_rank,
     ):  # fmt: skip
-        """Build the block; `residual_scale` multiplies what each part adds, once `sum_over_ranks` has summed it."""
+        """Build the block; `residual_scale` multiplies each part's result after `sum_over_ranks`."""
         super().__init__()
         self.sum_over_ranks = sum_over_ranks
         self.parallel, self.has_feedforward = kind.parallel, kind.intermediate_size > 0
@@ -221,7 +225,7 @@ class TransformerBlock(nn.Module):
             return build(True) if kind.norms != "pre" else nn.Identity() if scale == 1 else ResidualScale(scale)
 
         if kind.norms != "pre" and residual_scale != 1:
-            raise WorkbenchError("residual_scale beside norms after a layer's parts is not carried out")
+            raise WorkbenchError("residual_scale with norms after a layer's parts is not supported")
         self.attention_norm = build(kind.norms != "post")
         self.attention = build_mixer(kind.attention, hidden_size, backend, format, norm)
         normed = kind.norms != "post" and self.parallel != "one_norm" and self.has_feedforward
@@ -251,8 +255,9 @@ class TransformerBlock(nn.Module):
         return self.attention.project(self.attention_norm(x), cos, sin)
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add what attention has read [token, head, head_dim] to x [token, hidden] and run the feed-forward: [token,
-        hidden]."""
+        """Add the result of attention [token, head, head_dim] to x [token, hidden] and run the feed-forward: [token,
+        hidden].
+        """
         read = self.attention_post_norm(self.sum_over_ranks(self.attention.o_proj(mixed)))
         if not self.has_feedforward:
             return x + read
@@ -264,6 +269,6 @@ class TransformerBlock(nn.Module):
 
 
 def attention_of(block: TransformerBlock) -> Attention:
-    """Return the grouped-query attention of a block of which a check has said that it has one."""
+    """Return the grouped-query attention of a block, which must have one."""
     assert isinstance(block.attention, Attention)
     return block.attention

@@ -1,4 +1,4 @@
-"""Modules that all parts of a block use: norms and products."""
+"""Norms and linear products that all parts of a block use."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class RMSNorm(nn.Module):
         return compiled_kernels.rms_norm(x, self.multiplier, self.eps, self.backend)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + residual and its norm."""
+        """Return two tensors: x + residual, and its norm."""
         return compiled_kernels.add_rms_norm(x, residual, self.multiplier, self.eps, self.backend)
 
     @property
     def multiplier(self) -> Tensor:
-        """Return the factor of the normed rows. Beside an offset a low precision would lose the weight's digits."""
+        """Return weight + offset, in float32 if there is an offset, since a lower precision would lose digits."""
         if not self.offset:
             return self.weight
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
@@ -68,25 +68,25 @@ class LayerNorm(nn.Module):
         return nn.functional.layer_norm(x.to(exact), (x.shape[-1],), weight, bias, self.eps).to(x.dtype)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + residual and its norm."""
+        """Return two tensors: x + residual, and its norm."""
         total = x + residual
         return total, self(total)
 
 
 class NoNorm(nn.Module):
-    """Stand where a norm may be, and change nothing."""
+    """An identity that stands in place of a norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + residual twice."""
+        """Return x + residual twice: as the sum, and as its norm."""
         total = x + residual
         return total, total
 
 
 class ResidualScale(nn.Module):
-    """Multiply what a layer adds by a number (Granite)."""
+    """Multiply a part's result by a number before it is added to the residual stream (Granite)."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -97,7 +97,7 @@ class ResidualScale(nn.Module):
 
 
 def build_norm(hidden_size: int, norm: NormSpec, backend: Backend, bias: bool | None = None) -> RMSNorm | LayerNorm:
-    """Build the norm of rows of `hidden_size` that `norm` describes; `bias` replaces its own."""
+    """Build the module for the norm `norm` of rows of `hidden_size`; `bias` overrides the norm's own setting."""
     bias = norm.bias if bias is None else bias
     if norm.kind == "rms" and norm.weight and not bias:
         return RMSNorm(hidden_size, norm.eps, backend, norm.offset)
@@ -107,9 +107,10 @@ def build_norm(hidden_size: int, norm: NormSpec, backend: Backend, bias: bool | 
 
 
 class Linear(nn.Module):
-    """[token, width] -> [token, out]. The matrix is stored as `format` says, row by row or, after `use_panels`, in
-    panels (see compiled_kernels/blocked/layout.py). With `activations` of int8 x is quantized as it comes, if the
-    matrix has integer codes."""
+    """A linear layer [token, width] -> [token, out]. The matrix is stored in `format`, row by row or, after
+    `use_panels`, in panels (see compiled_kernels/blocked/layout.py). With `activations` int8, x is quantized in each
+    call if the matrix has integer codes.
+    """
 
     weight: Tensor
     scales: Tensor | None
@@ -144,7 +145,7 @@ class Linear(nn.Module):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ matrix.T + bias."""
         weight, scales, minima = self._read
-        if in_panels(weight):  # which are whole pairs, and so is what is beside them
+        if in_panels(weight):  # panels are whole pairs, and so are scales and minima
             bias, scales = (each if each is None or each.ndim > 1 else whole_panels(each) for each in (bias, scales))
         if scales is None:
             found = compiled_kernels.linear(x, weight, bias, self.backend)
@@ -155,7 +156,7 @@ class Linear(nn.Module):
 
     @property
     def _read(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return matrix, scales and minima as the backend reads them: panels are mlir's alone."""
+        """Return matrix, scales and minima in the layout that the backend reads; only mlir reads panels."""
         if self.backend is Backend.MLIR:
             return self.weight, self.scales, self.minima
         weight = self._rows("weight")
@@ -163,7 +164,7 @@ class Linear(nn.Module):
         return weight, self._rows("scales"), self._rows("minima")
 
     def _rows(self, name: str, index: Tensor | None = None) -> Tensor | None:
-        """Return the matrix, its scales or its minima as they are row by row: all rows unless some are named."""
+        """Return the matrix, its scales or its minima row by row; default: all rows."""
         part = getattr(self, name)
         if part is None or not in_panels(part):
             return part if part is None or index is None else part[index]
@@ -174,13 +175,14 @@ class Linear(nn.Module):
 
     @property
     def quantizes_x(self) -> bool:
-        """Return whether rows of x are multiplied in INT8."""
+        """Return whether x is quantized to INT8 for the product."""
         problem = int8_problem(self.format.codes, self.format.group, self.in_features)
         return self.activations == "int8" and problem is None
 
     def use_panels(self, panels: bool, in_place: bool = False) -> None:
-        """Keep the matrix in panels from now on, where its size allows that, or row by row again; `in_place` over its
-        rows, which no one else may read, if it is in few bits."""
+        """Convert the matrix to panels if its size allows that, or with `panels` false back to rows. `in_place`
+        overwrites the rows of a quantized matrix, which no other code may read then.
+        """
         if panels == in_panels(self.weight) or (panels and self.panels_refusal is not None):
             return
         for name in ("weight", *BESIDE):
@@ -193,14 +195,14 @@ class Linear(nn.Module):
                 scales = name != "weight" and not self.format.words
                 plain = regrouped(part, self.format.group, self.in_features) if scales else part
                 lay = to_panels if name == "weight" else scales_to_panels
-                own = in_place and not self.format.is_dense  # a dense one may be a view of its file
+                own = in_place and not self.format.is_dense  # a dense matrix may be a view of its file
                 found = over_rows(plain, lay) if own else lay(plain)
             setattr(self, name, nn.Parameter(found, requires_grad=False))
-            release(part)  # where it is a view of a file: the panels are a copy
+            release(part)  # if it is a view of a file, the panels are a copy
 
     @property
     def panels_refusal(self) -> str | None:
-        """Return why the matrix cannot lie in panels; None if it can."""
+        """Return the reason why the matrix cannot be stored in panels; None if it can."""
         if self.format.codes in ("int8", "fp8") and self.panel_group % 4:
             group = self.format.group
             return f"panels hold groups of whole words of four columns, not of {group} of {self.in_features}"
@@ -208,21 +210,23 @@ class Linear(nn.Module):
 
     @property
     def panel_group(self) -> int:
-        """Return the columns that share a scale in panels: of groups that do not divide the width a part."""
+        """Return the number of columns that share a scale in panels; groups that do not divide the width are split into
+        smaller ones.
+        """
         return math.gcd(self.format.group, self.in_features) if self.format.group else 0
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the matrix, its scales, its minima and its bias, as far as there are such."""
+        """Return the matrix and, if present, its scales, minima and bias."""
         return tuple(part for part in (self.weight, self.scales, self.minima, self.bias) if part is not None)
 
     @property
     def matrix_bytes(self) -> int:
-        """Return the bytes of the matrix, scales and minima included."""
+        """Return the number of bytes of the matrix, scales and minima included."""
         return sum(part.nbytes for part in (self.weight, self.scales, self.minima) if part is not None)
 
     def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
-        """Look up rows of the matrix as numbers, for a tied embedding: [token] -> [token, in_features]."""
+        """Return rows of the matrix by `index`, dequantized, for a tied embedding: [token] -> [token, in_features]."""
         index = torch.arange(self.out_features)[index] if isinstance(index, slice) else index
         weight, scales, minima = (self._rows(name, index) for name in ("weight", *BESIDE))
         assert weight is not None
@@ -230,8 +234,9 @@ class Linear(nn.Module):
 
 
 class StackedLinear(nn.ModuleList):
-    """[token, width] -> [token, out] by a matrix whose rows are stored in several formats: a product for each run of
-    rows in one of them."""
+    """A linear layer [token, width] -> [token, out] whose matrix has rows in several formats: one product for each
+    range of rows.
+    """
 
     bias: Tensor | None
 
@@ -251,12 +256,14 @@ class StackedLinear(nn.ModuleList):
         return torch.cat([part.multiply(x, bias) for part, bias in zip(self.parts, biases, strict=True)], -1)
 
     def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
-        """Look up rows of the matrix as numbers: [token] -> [token, in_features]."""
+        """Return rows of the matrix by `index`, dequantized: [token] -> [token, in_features]."""
         return torch.cat([part.lookup_rows(slice(None), dtype) for part in self.parts])[index]
 
 
 def stored_as(linear: Linear, rows: Rows) -> Linear | StackedLinear:
-    """Return the module of the same product whose matrix is stored so."""
+    """Return a module for the same product whose matrix is stored in other formats; `rows` has the format of each range
+    of rows.
+    """
     if len(rows) == 1:
         out, format = len(linear.weight), rows[0][1]  # a rank has fewer rows
         made = Linear(linear.in_features, out, False, linear.backend, format, linear.activations)

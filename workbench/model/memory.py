@@ -1,5 +1,4 @@
-"""Estimates of a model's memory, from shapes alone: weights, cache, activations; and the cache that its layers need for
-each token."""
+"""Estimate a model's memory from shapes: weights, cache, activations, and the cache bytes of each token by layer."""
 
 from __future__ import annotations
 
@@ -24,33 +23,35 @@ UNLIMITED_TOKENS = 2**50  # tokens
 
 @dataclass(frozen=True)
 class KVGroupBytes:
-    """The cache of one group of layers: `bytes_per_token` of each position that it keeps, or `state_bytes` of a
-    state."""
+    """The cache bytes of one group of layers: `bytes_per_token` for each stored position, or `state_bytes` for a
+    recurrent state.
+    """
 
     table: KVCacheGroup
     bytes_per_token: float
     state_bytes: int = 0
 
     def bytes(self, tokens: int, page_size: int = 1) -> float:
-        """Return the bytes of one sequence of `tokens` tokens, in whole pages of `page_size`, when its last token is
-        computed."""
+        """Return the bytes that one sequence of `tokens` tokens takes after its last token, in whole pages of
+        `page_size`.
+        """
         if self.table.is_recurrent:
             return self.peak_bytes(tokens, 1, page_size)
         first, others = self.table.pages_needed(tokens - 1, tokens, page_size)
         return (len(first) + len(others)) * page_size * self.bytes_per_token
 
     def peak_bytes(self, tokens: int, chunk_tokens: int, page_size: int = 1) -> float:
-        """Return the largest bytes of one sequence while it grows to `tokens`, `chunk_tokens` in a step at most."""
+        """Return the peak bytes of one sequence while it grows to `tokens`, with at most `chunk_tokens` per step."""
         pages = self.table.max_pages(tokens, chunk_tokens, page_size)
         return pages * (page_size * self.bytes_per_token + self.state_bytes)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a model that serves `batch` sequences of `context` tokens.
+    """The memory, in bytes, of a model that serves `batch` sequences of `context` tokens.
 
-    `cache_bytes_per_token` is what a token takes while every layer keeps it; where windows or formats make layers keep
-    less, the cache of a sequence is not that many times its tokens.
+    `cache_bytes_per_token` is the cost of a token while every layer stores it; with windows or residual formats the
+    cache of a sequence is not proportional to its tokens.
     """
 
     context: int
@@ -70,7 +71,9 @@ class MemoryEstimate:
         return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
     def max_sequences(self, memory_bytes: int) -> int:
-        """Return how many such sequences fit beside weights and activations into `memory_bytes`."""
+        """Return the number of sequences of `context` tokens that fit into `memory_bytes` beside weights and
+        activations.
+        """
         return max(0, (memory_bytes - self.weight_bytes - self.activation_bytes) // self.sequence_bytes)
 
 
@@ -84,17 +87,17 @@ def estimate_memory(
     step_tokens: int = 512,
     page_size: int = 1,
 ) -> MemoryEstimate:
-    """Estimate the memory of a model.
+    """Estimate the memory of a model that serves a batch of sequences.
 
     Args:
         spec: the model.
-        parts: the cache's groups of layers.
+        parts: cache cost of each group of layers.
         context: tokens of each sequence.
         batch: sequences.
         itemsize: bytes of a dense weight or activation.
-        format: storage of the matrices.
-        step_tokens: tokens that the largest step computes, or one of each sequence.
-        page_size: tokens of a page.
+        format: storage format of the matrices.
+        step_tokens: tokens of the largest step; at least one per sequence is assumed.
+        page_size: tokens per page.
     """
     return MemoryEstimate(
         context=context,
@@ -107,7 +110,7 @@ def estimate_memory(
 
 
 def sum_of_parts(parts: tuple[KVGroupBytes, ...], context: int, page_size: int) -> dict[str, Any]:
-    """Return the cache of a token and of a sequence of `context` tokens, as a MemoryEstimate has them."""
+    """Return `cache_bytes_per_token`, and `sequence_bytes` for a sequence of `context` tokens, for MemoryEstimate."""
     late = {layer for part in parts if part.table.is_delayed for layer in part.table.layers}
     lasting = [part for part in parts if part.table.is_delayed or not late.intersection(part.table.layers)]
     return {
@@ -119,11 +122,11 @@ def sum_of_parts(parts: tuple[KVGroupBytes, ...], context: int, page_size: int) 
 def break_even_context(
     parts: tuple[KVGroupBytes, ...], others: tuple[KVGroupBytes, ...], chunk_tokens: int, page_size: int = 1
 ) -> int:
-    """Return the context in tokens from which on one sequence takes fewer bytes in `parts` than in `others`, at its
-    peak, where a step computes `chunk_tokens` of its tokens at most. `UNLIMITED_TOKENS` where it never does.
+    """Return the context in tokens above which the cache `parts` has smaller peak bytes for one sequence than the cache
+    `others`, for steps of at most `chunk_tokens` tokens; `UNLIMITED_TOKENS` if that never happens.
 
-    A quantized cache keeps what a step computes in full precision until the step has read it: the larger the chunk,
-    the later it pays.
+    A quantized cache stores a step's tokens in full precision until the step has read them, so larger chunks shift the
+    break-even to longer contexts.
     """
 
     def smaller(tokens: int) -> bool:
@@ -131,7 +134,7 @@ def break_even_context(
 
     tables = [part.table for part in (*parts, *others)]
     period = math.lcm(page_size, *(each for table in tables for each in (table.quant_group, table.stride)))
-    # Beyond `high` a table takes, one period further on, its bytes of a period more, or no more where it has a window.
+    # Beyond `high`, each further period adds a table's bytes of one period, or none if it has a window.
     high = (
         max((table.sliding_window or 0) + table.residual_length + table.quant_group for table in tables)
         + chunk_tokens
@@ -146,16 +149,18 @@ def break_even_context(
 
 
 def peak_bytes(parts: tuple[KVGroupBytes, ...], tokens: int, chunk_tokens: int, page_size: int = 1) -> float:
-    """Return the largest bytes of one sequence while it grows to `tokens`, in whole pages, where a step computes
-    `chunk_tokens` of them."""
+    """Return the peak cache bytes of one sequence while it grows to `tokens`, in whole pages, with steps of
+    `chunk_tokens` tokens.
+    """
     return sum(part.peak_bytes(tokens, chunk_tokens, page_size) for part in parts)
 
 
 def longest_context(
     found: MemoryEstimate, parts: tuple[KVGroupBytes, ...], memory_bytes: int, page_size: int = 1
 ) -> int | None:
-    """Return the tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None
-    where windows keep any number."""
+    """Return the largest number of tokens that each of `found.batch` sequences can have, if they must fit into
+    `memory_bytes` together; None if windows bound the cache at any length.
+    """
     room = (memory_bytes - found.weight_bytes - found.activation_bytes) // found.batch
 
     def fits(tokens: int) -> bool:
@@ -167,22 +172,23 @@ def longest_context(
 
 
 def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008 (a frozen value)
-    """Return the bytes of all parameters as they are stored: matrices of blocks and head as `format` says, the others
-    dense."""
+    """Return the stored bytes of all parameters: matrices of blocks and head in `format`, all other parameters
+    dense.
+    """
     return sum(weight_bytes_by_parameter(spec, itemsize, format).values())
 
 
 def weight_bytes_by_parameter(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> dict[str, int]:  # noqa: B008 (a frozen value)
-    """Return the bytes of each parameter as it is stored, scales included."""
+    """Return the stored bytes of each parameter, scales included."""
     return dict(_weight_bytes(cast(Hashable, spec), itemsize, format))
 
 
 def max_layer_columns(spec: ModelSpec) -> int:
-    """Return how many numbers a token has at once within the largest layer."""
+    """Return how many intermediate values a token needs in the layer that needs most."""
     return _widest_columns(cast(Hashable, spec))
 
 
-# Counted once, since a slider asks for the same again and again. A ModelSpec is frozen, which pyright cannot see.
+# Cached, since a slider repeats the same call many times. A ModelSpec is hashable, which pyright cannot see.
 @functools.lru_cache(maxsize=64)
 def _widest_columns(spec: Any) -> int:
     return max(max(sum(map(_mixer_columns, kind.mixers)), _feedforward_columns(kind)) for kind in set(spec.layers))
@@ -196,7 +202,7 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> tuple[tuple
 
 def _stored_bytes(spec: ModelSpec, name: str, shape: tuple[int, ...], itemsize: int, format: WeightFormat) -> int:
     if name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense:
-        name = "head.weight"  # the one matrix of a tied model is stored as the head is
+        name = "head.weight"  # the single matrix of a tied model is stored in the head's format
     if format.is_dense(name, len(shape)):
         return math.prod(shape) * itemsize
     *inner, columns = shape[1:]
@@ -205,14 +211,15 @@ def _stored_bytes(spec: ModelSpec, name: str, shape: tuple[int, ...], itemsize: 
 
 
 def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | None = None) -> int:
-    """Return the bytes of a step of `rows` tokens: rows in and out of a layer, the largest layer's own rows
-    (attention's or the feed-forward's), and logits of `samples` rows (all unless given) in float32."""
+    """Return the activation bytes of a step of `rows` tokens: input and output rows of a layer, the largest
+    intermediate rows of attention or feed-forward, and float32 logits of `samples` rows (default: all).
+    """
     samples = rows if samples is None else samples
     return rows * (2 * spec.residual_columns + max_layer_columns(spec)) * itemsize + samples * 4 * spec.vocab_size
 
 
 def _mixer_columns(spec: AnyAttentionSpec) -> int:
-    """Return how many numbers a token has in queries, keys, values, and attention's result; in a recurrent layer."""
+    """Return the numbers per token in queries, keys, values and attention's result, or in a recurrent layer."""
     if isinstance(spec, RecurrentSpec):
         return spec.num_columns
     if isinstance(spec, MLASpec):
@@ -221,12 +228,12 @@ def _mixer_columns(spec: AnyAttentionSpec) -> int:
 
 
 def _feedforward_columns(kind: LayerSpec) -> int:
-    """Return the columns of both halves of the gate and of their product, over the experts that a token uses."""
+    """Return the columns of gate, up projection and their product, summed over the experts of a token."""
     return 3 * kind.intermediate_size * (1 if kind.experts is None else kind.experts.num_experts_per_tok)
 
 
 def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
-    """Return the cache shape of each layer, dense unless a format says otherwise."""
+    """Return the cache shape of each layer; dense if no `format` is given."""
     attentions = (kind.attention for kind in spec.layers)
     shared = ((a, a.kv_lora_rank if isinstance(a, MLASpec) else None) for a in attentions)
     layers = ((a.num_kv_heads, a.head_dim, a.sliding_window, a.num_sink_tokens, columns) for a, columns in shared)

@@ -1,4 +1,4 @@
-"""Mix the tokens of a text within a layer: one face for attention and for recurrences."""
+"""Define the common interface of attention and recurrences, which mix the tokens of a text within a layer."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from workbench.kv_cache.layer import CacheLayer
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score, build_selection
 
-Angles = Tensor | None  # [token, dim / 2]; None where heads are not rotated
+Angles = Tensor | None  # [token, dim / 2]; None without rotary
 HeadsSpec = TypeVar("HeadsSpec", AttentionSpec, MLASpec)
 
 
 class Mixer(nn.Module):
-    """Mix each token with those before it, which the layer's cache holds:
+    """A module that mixes each token with the earlier tokens in the layer's cache:
 
-    x -> project -> what the cache takes, and what reads it -> write_and_read -> mixed -> o_proj -> [token, hidden]
+    x -> project -> values to cache, and queries -> write_and_read -> mixed -> o_proj -> [token, hidden]
     """
 
     backend: Backend
 
     def project(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, ...]:
-        """Project x [token, hidden] to what the cache takes and what reads it."""
+        """Project x [token, hidden] to the values that are cached and to the queries."""
         raise NotImplementedError
 
     def write_and_read(
         self, projected: tuple[Tensor, ...], batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None
     ) -> Tensor:
-        """Write to the cache and read it: [token, ...]; on the module's backend unless given."""
+        """Write the projected values to the cache, then read it with the queries: [token, ...]. Default backend: the
+        module's.
+        """
         raise NotImplementedError
 
     def o_proj(self, mixed: Tensor) -> Tensor:
-        """Project what was read back: [token, ...] -> [token, hidden]."""
+        """Project the mixed values back: [token, ...] -> [token, hidden]."""
         raise NotImplementedError
 
 
 class AttentionMixer(Mixer, Generic[HeadsSpec]):
-    """Attention to the cache by the mask, the score and the scale of its spec; projections are a subclass's."""
+    """Attention to the cache with the spec's mask, score function and scale; subclasses define the projections."""
 
     sink_logits: Tensor | None
 
@@ -56,7 +58,7 @@ class AttentionMixer(Mixer, Generic[HeadsSpec]):
         self.rules, self.selection = known_rules(self.mask, self.score), build_selection(spec)
 
     def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x [token, hidden] to queries, and to keys and values as they are cached."""
+        """Project x [token, hidden] to queries, and to keys and values in the form that the cache stores."""
         raise NotImplementedError
 
     def project(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, ...]:
@@ -74,7 +76,8 @@ class AttentionMixer(Mixer, Generic[HeadsSpec]):
         return self.attend(q, batch, cache, backend)
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
-        """Attend to everything written so far: [token, head, head_dim or value columns]; on the module's backend
-        unless given."""
+        """Attend to all positions written to the cache so far: [token, head, head_dim or value columns]. Default
+        backend: the module's.
+        """
         rules = self.spec.softcap, self.sink_logits, self.score, self.rules, self.selection
         return cache.attend(q, batch, AttentionParameters(self.scale, self.mask, *rules), backend or self.backend)

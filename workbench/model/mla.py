@@ -1,8 +1,8 @@
-"""Multi-head latent attention (MLA, DeepSeek-V2, 2024), absorbed: it reads its cache as many query heads on one
+"""Compute multi-head latent attention (MLA, DeepSeek-V2, 2024) in absorbed form: many query heads read one cached
 key/value head.
 
-A head's score is q · (U c) = (Uᵀ q) · c, and its value V times the weighted sum of the latents c, so that keys and
-values are never made for the context: queries go to the latent's width, what was read comes to the values' width.
+A head's score is q · (U c) = (Uᵀ q) · c, and its value V times the weighted sum of the latents c, so keys and values
+are never computed for the context: queries are projected to the latent's width, and the result to the values' width.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from workbench.model.quantized import WeightFormat
 
 
 class MLA(AttentionMixer[MLASpec]):
-    """Multi-head latent attention: project to latents, absorb, attend to the cache, project back. The cached head is
-    the normed latent, then the rotated key; `up` holds U and V of each head, stays dense, and multiplies by torch's
-    batched product on every backend."""
+    """Multi-head latent attention: project to latents, absorb the key projection into queries, attend to the cache,
+    project back. The cached head is the normed latent, then the rotated key; `up` holds U and V of each head, stays
+    dense, and multiplies by torch's batched product on every backend."""
 
     def __init__(self, spec: MLASpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__(spec, spec.qk_nope_head_dim + spec.qk_rope_head_dim, backend)
@@ -36,8 +36,9 @@ class MLA(AttentionMixer[MLASpec]):
         self.output = Linear(spec.o_proj_inputs, hidden_size, spec.o_proj_bias, *stored)
 
     def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x [token, hidden] to q [token, head, head_dim] absorbed, k [token, 1, head_dim] as it is cached, and
-        k's latent."""
+        """Project x [token, hidden] to three tensors: the absorbed queries q [token, head, head_dim], the keys k in
+        cached form [token, 1, head_dim], and the latent part of k, which serves as values.
+        """
         spec = self.spec
         query, latent, key = self.down(x).split(
             [spec.down_proj_columns - spec.head_dim, spec.kv_lora_rank, spec.qk_rope_head_dim], dim=1
@@ -53,14 +54,14 @@ class MLA(AttentionMixer[MLASpec]):
         return torch.cat([absorbed, self.apply_rotary(rotary_part, cos, sin)], dim=2), k, latent
 
     def apply_rotary(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
-        """Rotate x [token, head, dim] by the angles of its tokens; interleaved pairs are brought to halves first, for
+        """Rotate x [token, head, dim] by the angles of its tokens. Interleaved pairs are first reordered to halves, for
         queries and keys alike."""
         if self.spec.rope_interleave:
             x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
         return super().apply_rotary(x, cos, sin)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
-        """Project the result of attention back: [token, head, latent] -> [token, hidden]."""
+        """Project the result of attention back to hidden states: [token, head, latent] -> [token, hidden]."""
         value_up = self.up[:, self.spec.qk_nope_head_dim :]
         values = einsum(mixed, value_up, "token head latent, head value latent -> token head value")
         return self.output(rearrange(values, "token head value -> token (head value)"))

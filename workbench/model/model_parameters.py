@@ -1,4 +1,4 @@
-"""Every parameter of a model: its name, its shape, and the stored tensors that it is made of."""
+"""List every parameter of a model: its name, its shape, and its stored tensors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from workbench.model.spec import AltUpSpec, LayerSpec, ModelSpec
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias,
-    `[head]` for sink logits, `[expert, ...]` for experts, `[head, rows, latent]` for what latent attention absorbs."""
+    `[head]` for sink logits, `[expert, ...]` for experts, `[head, rows, latent]` for the absorbed matrices of latent
+    attention.
+    """
     return {name: parameter.shape for name, parameter in stored_parameters(spec).items()}
 
 
 def stored_parameters(spec: ModelSpec, names: CheckpointNames = LLAMA_NAMES) -> dict[str, StoredParameter]:
     """Return every parameter's stored parts, in the order of the layers.
 
-    Rows of queries and keys are put in the order in which rotary pairs column i with i + head_dim / 2.
+    Rows of queries and keys are reordered so that rotary pairs column i with i + head_dim / 2.
     """
     width, vocab = spec.hidden_size, spec.vocab_size
     found = {"embedding.weight": whole(f"{names.embedding}.weight", vocab, width)}

@@ -1,4 +1,4 @@
-"""Parameters as stored: the tensors of a checkpoint that each is made of, and the order of their axes and rows."""
+"""Describe stored parameters: the checkpoint tensors of each parameter, and the order of their axes and rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Layout(Protocol):
-    """A change of order between a stored tensor and ours, which can be read either way."""
+    """An invertible reordering between a tensor as a checkpoint stores it and as we store it."""
 
     def from_stored(self, tensor: Tensor) -> Tensor: ...
 
@@ -21,7 +21,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class AxisLayout:
-    """The order of a stored tensor's axes and of ours: two sides of an einops pattern."""
+    """A layout that reorders axes: the two sides of an einops pattern, for the stored tensor and for ours."""
 
     stored_axes: str
     axes_here: str
@@ -36,7 +36,9 @@ class AxisLayout:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """For each row here its row in the stored tensor, which may be transposed."""
+    """A layout that reorders rows: `rows` has, for each of our rows, its index in the stored tensor, which may be
+    transposed.
+    """
 
     rows: tuple[int, ...]
     transposed: bool = False
@@ -52,7 +54,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class ChainedLayouts:
-    """Two layouts, one after the other; the second may be none."""
+    """Two layouts, applied one after the other; the second may be None."""
 
     first: Layout
     second: Layout | None
@@ -70,7 +72,9 @@ TRANSPOSED = AxisLayout("column row", "row column")
 
 @dataclass(frozen=True)
 class StoredPart:
-    """One stored tensor, under its name in the checkpoint. A parameter is its parts, stacked along rows."""
+    """One stored tensor of a parameter, under its name in the checkpoint. A parameter is its parts, stacked along
+    rows.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -78,7 +82,7 @@ class StoredPart:
 
     @property
     def shape_here(self) -> tuple[int, ...]:
-        """Return the shape it has among our parameters."""
+        """Return the shape that the part has in our parameter."""
         if self.layout is None:
             return self.shape
         return tuple(self.layout.from_stored(torch.empty(self.shape, device="meta")).shape)
@@ -86,7 +90,7 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter's parts, and its shape where that is another than of the stacked parts."""
+    """The stored parts of a parameter, and the parameter's shape if it differs from the shape of the stacked parts."""
 
     parts: tuple[StoredPart, ...]
     viewed_as: tuple[int, ...] | None = None
@@ -99,7 +103,7 @@ class StoredParameter:
         return sum(shape[0] for shape in shapes), *shapes[0][1:]
 
     def to_stored(self, tensor: Tensor) -> Iterator[tuple[StoredPart, Tensor]]:
-        """Yield each part with its rows of the parameter, or of codes or scales row by row, in the stored order."""
+        """Yield each part with its rows of `tensor` (the parameter, its codes or its scales), in the stored order."""
         rows = [part.shape_here[0] for part in self.parts]
         if self.viewed_as is not None:
             tensor = tensor.reshape(sum(rows), *self.parts[0].shape_here[1:])
@@ -115,7 +119,7 @@ def whole(name: str, *shape: int) -> StoredParameter:
 
 
 def linear(ours: str, rows: dict[str, int], columns: int, bias: bool = False, transposed: bool = False) -> Named:
-    """Yield the matrix and bias of a product whose stored tensors have so many rows."""
+    """Yield the matrix and the bias of a linear product; `rows` has the number of rows of each stored tensor."""
     parts = []
     for name, size in rows.items():
         shape, layout = ((columns, size), TRANSPOSED) if transposed else ((size, columns), None)
@@ -126,7 +130,9 @@ def linear(ours: str, rows: dict[str, int], columns: int, bias: bool = False, tr
 
 
 def chosen_rows(ours: str, rows: dict[str, list[int]], columns: int, bias: bool, transposed: bool) -> Named:
-    """Yield the matrix and bias of a product whose rows are these rows of stored tensors."""
+    """Yield the matrix and the bias of a linear product; `rows` has, for each stored tensor, the indices of the rows
+    that it takes.
+    """
     parts, biases = [], []
     for name, order in rows.items():
         size = len(order)

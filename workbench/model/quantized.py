@@ -1,4 +1,4 @@
-"""Weights of products in few bits, chosen when a model is loaded; norms and biases stay dense."""
+"""Choose the storage formats of a model's weights at load time; norms and biases stay dense."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WeightDtype = Literal["dense", "int8", "int4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
 Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
-Rows = tuple[tuple[int, MatrixFormat], ...]  # of a matrix, in order: so many, and how they are stored
-BESIDE = ("scales", "minima")  # of a matrix in few bits
-# Matrices by shape that are looked up, that multiply element by element, or that choose.
+Rows = tuple[tuple[int, MatrixFormat], ...]  # (number of rows, their format), in order
+BESIDE = ("scales", "minima")  # format of a quantized matrix
+# Two-dimensional parameters that are not products: lookups, element-wise factors, routers.
 EXPERT_STACKS = ".feedforward.gate_up", ".feedforward.down"
 DENSE_MATRICES = (
     "input_embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight",
@@ -33,8 +33,9 @@ DENSE_MATRICES = (
 
 
 def matrix_format(name: str, quant_group: int = 64) -> MatrixFormat:
-    """Return the format that a setting names: dense, int8 with a scale a row, or int4 with one in float16 for each
-    `quant_group` columns. Raises WorkbenchError for other names."""
+    """Return the matrix format that a setting names: dense, int8 with a scale per row, or int4 with a float16 scale per
+    `quant_group` columns. Raises WorkbenchError for other names.
+    """
     if name not in WEIGHT_DTYPES:
         raise WorkbenchError(f"unknown weight format {name!r}; known: {', '.join(WEIGHT_DTYPES)}")
     if quant_group < 8 or quant_group % 8:
@@ -48,16 +49,17 @@ def matrix_format(name: str, quant_group: int = 64) -> MatrixFormat:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """The stored formats of the matrices of blocks and head. A tied embedding is stored as the head is; another one,
-    which is looked up, as its file stores it (`embedding`).
+    """The storage formats of a model's matrices, in the blocks and in the head. A tied embedding has the head's format;
+    an untied embedding keeps the format of its file (`embedding`).
 
-    `experts` is the format of a mixture's experts, that of the blocks unless given.
+    `experts` is the format of a mixture's experts; default: the blocks' format.
 
-    `activations` are what is multiplied with them: `float` in the model's type, or `int8`, quantized as it comes and
-    multiplied as integers, wherever codes are integers (see compiled_kernels/linear/int8_activations.py).
+    `activations` is the format of the products' inputs: `float` (the model's type), or `int8`: quantized in each call
+    and multiplied as integers, if the codes are integers (see compiled_kernels/linear/int8_activations.py).
 
-    `own` has those matrices of the blocks, and stacks of experts, that are stored otherwise, by name: their rows. Parts
-    of a fused matrix that are stored in several formats are X.0.weight, X.1.weight, ..."""
+    `own` has the exceptions by parameter name: matrices of the blocks and stacks of experts in other formats, with the
+    format of each range of rows. Parts of a fused matrix in several formats are named X.0.weight, X.1.weight, ...
+    """
 
     blocks: MatrixFormat = DENSE_MATRIX
     head: MatrixFormat = DENSE_MATRIX
@@ -75,7 +77,9 @@ class WeightFormat:
         activations: str = "float",
         experts: str | None = None,
     ) -> WeightFormat:
-        """`head` and `experts` are as the blocks unless given. Raises WorkbenchError for what is not known."""
+        """Make the format from the names in the settings; `head` and `experts` default to the blocks' format. Raises
+        WorkbenchError for unknown names.
+        """
         formats = [matrix_format(name, quant_group) for name in (blocks, blocks if head is None else head)]
         if activations not in ACTIVATIONS:
             raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
@@ -84,20 +88,20 @@ class WeightFormat:
 
     @property
     def of_experts(self) -> MatrixFormat:
-        """Return the format of experts that have none of their own."""
+        """Return the format of experts that have no exception in `own`."""
         return self.blocks if self.experts is None else self.experts
 
     def with_experts(self, experts: MatrixFormat) -> WeightFormat:
-        """Return the same format with every stack of experts stored so."""
+        """Return a copy with this format for every stack of experts."""
         return replace(self, experts=experts, own=tuple(x for x in self.own if not x[0].endswith(EXPERT_STACKS)))
 
     def is_dense(self, name: str, axes: int) -> bool:
-        """Return whether a parameter is dense."""
+        """Return whether the parameter `name` is stored dense."""
         rows = dict(self.own).get(name, ())
         return all(format.is_dense for _, format in rows) if len(rows) > 1 else self.of(name, axes).is_dense
 
     def of(self, name: str, axes: int) -> MatrixFormat:
-        """Return the stored format of a parameter: routers, norms and biases are dense."""
+        """Return the storage format of the parameter `name`: routers, norms and biases are dense."""
         if name in self._own_parts:
             return self._own_parts[name]
         if is_expert_stack(name, axes):
@@ -107,9 +111,9 @@ class WeightFormat:
         return {"head.weight": self.head, "embedding.weight": self.embedding}.get(name, self.blocks)
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> Rows:
-        """Return how the rows of a parameter, or the experts of a stack, are stored."""
+        """Return the ranges of rows of a parameter, or of experts of a stack, with the format of each."""
         rows = dict(self.own).get(name, ())
-        return rows if len(rows) > 1 else ((shape[0], self.of(name, len(shape))),)
+        return rows if len(rows) > 1 else ((shape[0] if shape else 1, self.of(name, len(shape))),)
 
     @cached_property
     def _own_parts(self) -> dict[str, MatrixFormat]:
@@ -118,7 +122,7 @@ class WeightFormat:
 
     @property
     def of_blocks(self) -> tuple[MatrixFormat, ...]:
-        """Return every format that matrices of the blocks have."""
+        """Return every format that a matrix of the blocks may have."""
         return tuple(dict.fromkeys((self.blocks, *self._own_parts.values())))
 
     def __str__(self) -> str:
@@ -126,7 +130,7 @@ class WeightFormat:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the parts of this format's key in stored results."""
+        """Return the words that describe this format in the keys of stored results."""
         activations = () if self.activations == "float" else (f"activations {self.activations}",)
         experts = () if self.experts is None else (f"experts {self.experts!r}",)
         own = (repr(self.own),) if self.own else ()
@@ -134,10 +138,11 @@ class WeightFormat:
         return repr(self.blocks), repr(self.head), *activations, *experts, *own, *embedding
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise WorkbenchError where groups or blocks do not divide a matrix's columns, and for INT8 activations where
-        no matrix of the blocks has integer codes."""
+        """Raise WorkbenchError if a format's groups or blocks do not divide a matrix's columns, or if activations are
+        INT8 and no matrix of the blocks has integer codes.
+        """
         if self.activations == "int8" and all(int8_problem(each.codes, each.group, 0) for each in self.of_blocks):
-            raise WorkbenchError(f"activations: int8 want weights in integers, not {self}; set weights: int8 or int4")
+            raise WorkbenchError(f"activations: int8 needs integer weights, not {self}; set weights: int8 or int4")
         matrices = [each for each in parameter_shapes(spec).items() if len(each[1]) > 1]
         for name, shape in matrices:
             stack = is_expert_stack(name, len(shape))
@@ -151,11 +156,11 @@ class WeightFormat:
 
 
 def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) -> dict[str, Tensor]:
-    """Quantize the matrices of a state as `format` says: `X.weight`, and `X.scales` (and `X.minima`) beside it; the
-    stacks of experts `X`, and `X_scales`. Routers and what latent attention absorbs stay dense.
+    """Quantize the matrices of a state to `format`: `X.weight` gets `X.scales` (and `X.minima`); a stack of experts `X`
+    gets `X_scales`. Routers and the absorbed matrices of latent attention stay dense.
 
-    `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense becomes
-    the head. A matrix of the type of its codes is stored so already.
+    `state` is emptied during the conversion, so that the dense and the quantized model are never in memory at once. A
+    quantized tied embedding becomes the head. A matrix that already has the dtype of its codes is kept.
     """
     format.check(spec)
     found: dict[str, Tensor] = {}
@@ -176,12 +181,14 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
 
 
 def is_expert_stack(name: str, axes: int) -> bool:
-    """Return whether a parameter is the stack of all experts' matrices."""
+    """Return whether a parameter is a stack of all experts' matrices."""
     return axes == 3 and name.endswith(EXPERT_STACKS)
 
 
 def store_as(name: str, shape: tuple[int, ...], format: WeightFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Quantize a matrix, or a stack of such, that comes in blocks of rows: codes, scales, and minima if it has such."""
+    """Quantize a matrix, or a stack of matrices, from blocks of rows; return codes, scales, and minima if the format
+    has them.
+    """
     return store_quantized(shape, format.of(name, len(shape)), blocks)
 
 
@@ -192,16 +199,16 @@ def _beside(name: str, part: str) -> str:
 
 
 def part_name(name: str, index: int, rows: Rows) -> str:
-    """Return the name under which a part of a matrix `X.weight` is stored: its own where it is the only one."""
+    """Return the stored name of a part of a matrix `X.weight`; a single part keeps the matrix's name."""
     return name if len(rows) == 1 else f"{name.removesuffix('weight')}{index}.weight"
 
 
 def named_parts(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return codes, scales and minima, as far as there are such, under their names."""
+    """Return the given tensors (codes, scales, and minima if present) under their names in a state."""
     return {_beside(name, part): tensor for part, tensor in zip(("weight", *BESIDE), tensors, strict=False)}
 
 
 def stored_name(name: str, spec: ModelSpec, format: WeightFormat) -> str:
-    """Return the name under which a parameter is stored: a tied embedding that is not dense is the head."""
+    """Return the stored name of a parameter: a quantized tied embedding is stored as the head."""
     tied = name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense
     return "head.weight" if tied else name

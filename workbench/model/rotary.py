@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding, with the scalings that stretch a model's context."""
+"""Compute the angles of the rotary embedding, with scalings for longer contexts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec, RotaryConfig, RotaryScaling
 from workbench.model.spec import ModelSpec
 
-RotaryKey = tuple[RotaryConfig, int, int]  # a rotary, the columns of a head that it rotates, and those in its table
+RotaryKey = tuple[RotaryConfig, int, int]  # (rotary, rotated columns of a head, columns in its table)
 
 
 def rotary_of_layer(spec: ModelSpec, attention: AnyAttentionSpec) -> RotaryKey | None:
-    """Return a layer's rotary and its columns: its own, or its model's; None where heads are not rotated.
+    """Return the rotary embedding of a layer (its own, or its model's) with the numbers of columns; None if it has
+    none.
 
-    In partly rotated heads the table has the others too, with angles of 0."""
+    For partly rotated heads the table also has the other columns, with angles of 0."""
     if not attention.rotary_dim:
         return None
     columns = attention.rotary_dim if isinstance(attention, MLASpec) else attention.head_dim
@@ -24,21 +25,22 @@ def rotary_of_layer(spec: ModelSpec, attention: AnyAttentionSpec) -> RotaryKey |
 
 
 def rotaries_of_model(spec: ModelSpec) -> tuple[RotaryKey, ...]:
-    """Return the model's different rotaries, in the order in which they first come: layers with equal ones share a
-    table of angles."""
+    """Return the distinct rotary embeddings of a model in order of first use: layers with equal embeddings share a
+    table of angles.
+    """
     rotaries = (rotary_of_layer(spec, kind.attention) for kind in spec.layers)
     return tuple(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
 
 
 def rotary_frequencies(rotary: RotaryConfig, dim: int, limit: int = 0) -> Tensor:
-    """Compute radians a position for each of the dim / 2 pairs, float64: base^(-2i/dim), scaled.
+    """Compute the angle per position, in radians, of each of the dim / 2 pairs: base^(-2i/dim), scaled, in float64.
 
-    They are computed even where a model is only shapes: the meta device would import torch's compiler for them.
+    They are computed on the CPU even if the model is on the meta device, which would import torch's compiler.
 
     Args:
         rotary: the rotary.
-        dim: columns of a head that it rotates.
-        limit: the tokens that a sequence may reach, for scalings by length.
+        dim: rotated columns of a head.
+        limit: maximum tokens of the sequence, for scalings by length.
     """
     scaling, base = rotary.scaling, rotary.rope_theta
     longer = bool(scaling.length_class(limit))
@@ -59,15 +61,16 @@ def rotary_frequencies(rotary: RotaryConfig, dim: int, limit: int = 0) -> Tensor
 
 
 def _llama3(plain: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Divide slow frequencies by `factor`, keep quick ones, with a straight passage between (Llama 3.1)."""
+    """Divide low frequencies by `factor`, keep high ones, with a linear transition between (Llama 3.1)."""
     rotations = scaling.original_max_position_embeddings * plain / (2 * math.pi)
     kept = ((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
 def _yarn(plain: Tensor, rotary: RotaryConfig, dim: int) -> Tensor:
-    """Keep the frequency of pairs that rotate often in the original context, divide it by `factor` for those that
-    rotate seldom, with a straight passage over the pairs between (YaRN, Peng et al., 2023, equations 17 to 20)."""
+    """Keep the frequency of pairs with many rotations in the original context, divide it by `factor` for pairs with
+    few, with a linear transition between (YaRN, Peng et al., 2023, equations 17 to 20).
+    """
     scaling = rotary.scaling
     low, high = (_pair(rotations, rotary, dim) for rotations in (scaling.beta_fast, scaling.beta_slow))
     if scaling.truncate:
@@ -79,7 +82,7 @@ def _yarn(plain: Tensor, rotary: RotaryConfig, dim: int) -> Tensor:
 
 
 def _pair(rotations: float, rotary: RotaryConfig, dim: int) -> float:
-    """Return the pair, as a fraction, that makes so many rotations in the original context."""
+    """Return the (fractional) index of the pair that makes this many rotations in the original context."""
     return (
         dim
         * math.log(rotary.scaling.original_max_position_embeddings / (rotations * 2 * math.pi))
@@ -88,10 +91,10 @@ def _pair(rotations: float, rotary: RotaryConfig, dim: int) -> float:
 
 
 class RotaryTable(torch.nn.Module):
-    """Cosines and sines by position, for heads of `columns` columns of which the first `dim` are rotated.
+    """Cosines and sines by position, for heads of `columns` columns with the first `dim` rotated.
 
-    Pairs of columns that are not rotated have an angle of 0, so that kernels need not know of them. Weights are loaded
-    in the order that makes (i, i + columns / 2) a pair (see `rotary_column_order`).
+    Unrotated pairs of columns have an angle of 0, so kernels need no special case. Weights are loaded in an order that
+    makes (i, i + columns / 2) a pair (see `rotary_column_order`).
     """
 
     def __init__(self, rotary: RotaryConfig, dim: int, columns: int):
@@ -105,11 +108,11 @@ class RotaryTable(torch.nn.Module):
         return torch.cat([rotated, rotated.new_zeros(self.num_unrotated)])
 
     def forward(self, positions: Tensor, limits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute cos, sin [token, columns / 2] in float64: late positions need it.
+        """Compute cos, sin [token, columns / 2] in float64, which late positions need.
 
         Args:
             positions: [token].
-            limits: the tokens that each token's sequence may reach, for scalings by length: [token].
+            limits: maximum tokens of each token's sequence, for scalings by length: [token].
         """
         return self._angles(positions, self.frequencies, self.attention_factor)
 
@@ -125,7 +128,7 @@ class RotaryTable(torch.nn.Module):
 
 
 class LengthRotaryTable(RotaryTable):
-    """Angles that depend on the length that a sequence may reach (LongRoPE, dynamic NTK)."""
+    """A table of angles that depend on the length that a sequence may reach (LongRoPE, dynamic NTK)."""
 
     def __init__(self, rotary: RotaryConfig, dim: int, columns: int):
         super().__init__(rotary, dim, columns)
@@ -135,7 +138,7 @@ class LengthRotaryTable(RotaryTable):
 
     def forward(self, positions: Tensor, limits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if limits is None:
-            raise ValueError(f"rotary scaling {self.rotary.scaling.kind}: the batch says no length_limits")
+            raise ValueError(f"rotary scaling {self.rotary.scaling.kind}: the batch has no length_limits")
         scaling = self.rotary.scaling
         longer = limits[:, None] > scaling.original_max_position_embeddings
         if scaling.kind == "dynamic":
@@ -153,15 +156,15 @@ class LengthRotaryTable(RotaryTable):
 
 
 def build_rotary_table(key: RotaryKey) -> RotaryTable:
-    """Build the table of a rotary's angles."""
+    """Build the table of angles for a rotary embedding."""
     return (LengthRotaryTable if key[0].scaling.by_length else RotaryTable)(*key)
 
 
 def rotary_column_order(head_dim: int, rotated: int, interleaved: bool) -> list[int]:
-    """Return, for each column of a head here, its column in a checkpoint.
+    """Return, for each column of a head in our order, its column in a checkpoint.
 
-    A checkpoint rotates pairs (i, i + rotated / 2), or (2i, 2i + 1) where they are interleaved, and leaves the columns
-    from `rotated` on. Here every pair is (i, i + head_dim / 2). Scores do not depend on the order of columns.
+    A checkpoint rotates pairs (i, i + rotated / 2), or (2i, 2i + 1) if interleaved, and leaves the columns from
+    `rotated` on unrotated. Here every pair is (i, i + head_dim / 2). Scores do not depend on the order of columns.
     """
     half, rest = rotated // 2, list(range(rotated, head_dim))
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]

@@ -1,4 +1,4 @@
-"""Architectures of published models by name, for performance work on random weights."""
+"""Define architectures of published models by name, for performance work with random weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LLAMA31 = RotaryScaling(
 
 
 def named_shape(name: str) -> ModelSpec:
-    """Return the architecture called `name`, as its published config.json has it, without end tokens (random weights
-    end nowhere). Raises WorkbenchError for a name that is not in `SHAPES`.
+    """Return the architecture `name` from its published config.json, without end tokens (random weights do not end).
+    Raises WorkbenchError for an unknown name.
 
     Example: `workbench.named_shape("llama-3.1-8b")`
     """
@@ -135,8 +135,8 @@ SHAPES: dict[str, ModelSpec] = {
             hidden=13_824,
             context=4096,
         ),
-        # GPT-3 (Brown et al., 2020, table 2.1), to be counted: its feed-forward is two matrices of 49,152 columns, as
-        # many numbers as the three of 32,768 here; its positions are learned.
+        # GPT-3 (Brown et al., 2020, table 2.1), for counts only: its feed-forward has two matrices of 49,152 columns,
+        # the same number of parameters as the three of 32,768 here; its positions are learned.
         _shape(
             "gpt-3-175b",
             vocab=50_257,

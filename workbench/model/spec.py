@@ -1,4 +1,4 @@
-"""A model's architecture as data: layers, norms, feed-forwards, mixtures of experts."""
+"""Describe a model's architecture as data: layers, norms, feed-forwards, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, Rota
 from workbench.model.recurrent.spec import AnyRecurrentSpec, ParallelRecurrentSpec, RecurrentSpec
 from workbench.settings import Settings, non_default_settings
 
-# Settings that say what lies in a layer's cache, and how long: equal in layers that read the same keys and values.
+# Settings of the contents and lifetime of a layer's cache; equal in layers that share keys and values.
 SHARED_KV_SETTINGS = (
     "num_kv_heads", "head_dim", "sliding_window", "num_sink_tokens", "position", "rotary", "rotated_columns",
 )  # fmt: skip
 
 
 class NormSpec(Settings):
-    """A norm of rows: by their root mean square (Zhang and Sennrich, 2019), or `layer`: LayerNorm (Ba et al., 2016)."""
+    """A norm of rows: RMSNorm (Zhang and Sennrich, 2019), or `layer`: LayerNorm (Ba et al., 2016)."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: Annotated[float, Field(gt=0)] = 1e-5
-    weight: bool = True  # False: the normed rows are not multiplied by anything (OLMo, 2024)
+    weight: bool = True  # False: no weight is multiplied (OLMo, 2024)
     offset: float = 0.0  # added to the weight (Gemma: 1)
     bias: bool = False
 
     def num_parameters(self, width: int) -> int:
-        """Return the number of parameters of one norm of rows of that width."""
+        """Return the number of parameters of one norm of rows of this `width`."""
         return width * (self.weight + self.bias)
 
 
 class ActivationSpec(Settings):
-    """The activation of a feed-forward: `f(gate) up` where it is gated (Shazeer, 2020), else `f(up)`.
+    """The activation of a feed-forward: `f(gate) up` if gated (Shazeer, 2020), else `f(up)`.
 
     `gelu_tanh` is GELU by its tanh, `relu2` the square of ReLU, `clamped` g sigmoid(alpha g) (u + 1), g = min(gate,
     limit), u = up within ±limit (gpt-oss, 2025). `xielu` has four learned numbers a layer (Huang and Schlag, 2024).
@@ -42,9 +42,9 @@ class ActivationSpec(Settings):
     gated: bool = True
     alpha: float = 1.702
     limit: Annotated[float, Field(gt=0)] = 7.0
-    gate_scale: float = 1.0  # of the gate, before its activation (Falcon-H1)
-    # About this share of a token's gates are 0: those below mean + deviation * its quantile, which is subtracted first
-    # (Gemma 3n's Gaussian top-k).
+    gate_scale: float = 1.0  # factor of the gate before its activation (Falcon-H1)
+    # About this fraction of a token's gates become 0: mean + deviation * normal quantile is subtracted, negative
+    # results are 0 (Gemma 3n's Gaussian top-k).
     sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
@@ -54,18 +54,18 @@ class ActivationSpec(Settings):
         if self.sparsity and (not self.gated or self.kind == "clamped"):
             raise ValueError(f"sparsity {self.sparsity} where there is no gate, or a clamped one")
         if self.kind == "clamped" and not self.gated:
-            raise ValueError("clamped joins a gate and an up projection; set gated")
+            raise ValueError("clamped needs a gate and an up projection; set gated")
         if self.kind == "xielu" and self.gated:
             raise ValueError("xielu has learned numbers and stands in feed-forwards without a gate; set gated: false")
         return self
 
 
 class RouterSpec(Settings):
-    """Turn a router's logits into experts and their weights.
+    """The rule that chooses experts and their weights from a router's logits.
 
-    Scores are the logits, their softmax or their sigmoid. The experts of highest score, plus a learned bias where
-    there is one, are chosen (DeepSeek-V3, 2024), within `kept_groups` of `groups` where experts come in groups. Their
-    scores are the weights: as they are, divided by their sum with `renormalize`, or with `softmax_chosen` their softmax
+    Scores are the logits, their softmax or their sigmoid. The experts with the highest score (plus a learned bias, if
+    any) are chosen (DeepSeek-V3, 2024), from only `kept_groups` of `groups` if experts are in groups. Weights are their
+    scores: unchanged, divided by their sum with `renormalize`, or the softmax of the chosen with `softmax_chosen`
     (gpt-oss, Granite); all are multiplied by `factor`.
 
     `sparsemixer` (Liu et al., 2023) chooses one expert after another: the best logit m of those left; its weight is its
@@ -81,14 +81,15 @@ class RouterSpec(Settings):
     kept_groups: Annotated[int, Field(ge=1)] = 1
     group_score: Literal["max", "top2"] = "max"  # a group's best score, or the sum of its two best
     factor: float = 1.0
-    weighs_input: bool = False  # an expert's input is multiplied, not its output (Llama 4)
+    weighs_input: bool = False  # weights multiply an expert's input, not its output (Llama 4)
 
 
 class MoESpec(Settings):
     """A mixture of `num_experts` feed-forwards, of which each token takes `num_experts_per_tok`.
 
-    A shared expert, of width `shared_intermediate_size`, adds its output for every token; with `shared_gate` times the
-    sigmoid of one more product (Qwen 2 MoE)."""
+    A shared expert of width `shared_intermediate_size` adds its output for every token, multiplied with `shared_gate`
+    by the sigmoid of a further product (Qwen 2 MoE).
+    """
 
     num_experts: Annotated[int, Field(ge=1)]
     num_experts_per_tok: Annotated[int, Field(ge=1)]
@@ -96,7 +97,7 @@ class MoESpec(Settings):
     router_bias: bool = False
     shared_intermediate_size: Annotated[int, Field(ge=1)] | None = None
     shared_gate: bool = False
-    held: tuple[int, int] | None = None  # the experts [first, end) that a rank holds (tensor parallelism); None: all
+    held: tuple[int, int] | None = None  # the experts [first, end) of this rank (tensor parallelism); None: all
 
     @model_validator(mode="after")
     def _enough(self) -> MoESpec:
@@ -105,20 +106,21 @@ class MoESpec(Settings):
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"a token cannot use {self.num_experts_per_tok} experts of {self.num_experts}")
         if self.num_experts % self.router.groups or self.router.kept_groups > self.router.groups:
-            raise ValueError(f"{self.num_experts} experts in {self.router.groups} groups: even ones, and some kept")
+            message = f"{self.num_experts} experts in {self.router.groups} groups, {self.router.kept_groups} kept"
+            raise ValueError(f"{message}: give equal groups, and keep at most all of them")
         return self
 
     @property
     def held_experts(self) -> range:
-        """Return the numbers of the experts whose matrices are here."""
+        """Return the indices of the local experts, those that this rank has in memory."""
         return range(*(self.held or (0, self.num_experts)))
 
 
 class LayerSpec(Settings):
-    """One layer: attention, then a feed-forward of width `intermediate_size`, or a mixture of such.
+    """One layer: attention, then a feed-forward of width `intermediate_size`, or a mixture of experts.
 
-    Each part's input is normed (`pre`), its output (`post`, OLMo 2), or both (Gemma 2). Where they are parallel, both
-    parts read the layer's input, through one norm or one each (GPT-NeoX), and both are added.
+    Norms are on each part's input (`pre`), its output (`post`, OLMo 2), or both (Gemma 2). Parallel parts both read the
+    layer's input, through a common norm or one each (GPT-NeoX), and both results are added.
     """
 
     attention: AnyAttentionSpec
@@ -128,39 +130,37 @@ class LayerSpec(Settings):
     experts: MoESpec | None = None
     norms: Literal["pre", "post", "both"] = "pre"
     parallel: Literal["no", "one_norm", "two_norms"] = "no"
-    beside: ParallelRecurrentSpec | None = None  # a recurrent layer beside attention
-    feedforward_scale: float = 1.0  # of what the feed-forward gives (Falcon-H1)
+    beside: ParallelRecurrentSpec | None = None  # a recurrent layer parallel to attention
+    feedforward_scale: float = 1.0  # factor of the feed-forward's output (Falcon-H1)
 
     @model_validator(mode="after")
     def _possible(self) -> LayerSpec:
         if self.beside is not None and (
             not isinstance(self.attention, AttentionSpec) or self.norms != "pre" or self.parallel != "no"
         ):
-            raise ValueError("a recurrent layer stands beside grouped attention, normed before, then a feed-forward")
+            raise ValueError("a parallel recurrent layer needs grouped attention, norms: pre and parallel: no")
         if self.beside is not None and self.attention.kv_shared_with is not None:
-            raise ValueError("kv_shared_with beside a recurrent layer is not carried out")
+            raise ValueError("kv_shared_with in a layer with a recurrent part is not supported")
         if self.feedforward_scale != 1 and self.norms != "pre":
-            raise ValueError("feedforward_scale beside norms after a layer's parts is not carried out")
+            raise ValueError("feedforward_scale with norms after a layer's parts is not supported")
         if (self.activation.gate_scale != 1 or self.activation.sparsity) and self.experts is not None:
-            raise ValueError("gate_scale or sparsity in a mixture of experts is not carried out")
+            raise ValueError("gate_scale or sparsity in a mixture of experts is not supported")
         if self.parallel != "no" and self.norms != "pre":
-            raise ValueError(f"norms {self.norms} with parallel parts: these have norms before them alone")
+            raise ValueError(f"norms {self.norms} with parallel parts: give norms: pre")
         if not self.intermediate_size and (not isinstance(self.attention, RecurrentSpec) or self.norms != "pre"):
-            raise ValueError(
-                "intermediate_size 0: only a recurrent layer, normed before, may be without a feed-forward"
-            )
+            raise ValueError("intermediate_size 0: only a recurrent layer with norms: pre may omit the feed-forward")
         return self
 
     @property
     def recurrent(self) -> AnyRecurrentSpec | None:
-        """Return what keeps a recurrent state: in place of attention, or beside it."""
+        """Return the layer's recurrent part, in place of attention or parallel to it; None if it has none."""
         if isinstance(self.attention, RecurrentSpec):
             return self.attention
         return None if self.beside is None else self.beside.recurrent
 
     @property
     def mixers(self) -> tuple[AnyAttentionSpec, ...]:
-        """Return what reads earlier tokens: attention, and what stands beside it."""
+        """Return the layer's parts that read earlier tokens: attention, and a parallel recurrence."""
         return (self.attention,) if self.beside is None else (self.attention, self.beside.recurrent)
 
     @property
@@ -169,8 +169,9 @@ class LayerSpec(Settings):
 
     @property
     def mlp_parameters_per_column(self) -> tuple[int, int]:
-        """Return the parameters of feed-forward matrices for each column of the hidden size: of all experts, and of
-        those a token uses."""
+        """Return two numbers of feed-forward parameters per column of the hidden size: of all experts, and of one
+        token's experts.
+        """
         matrices = 3 if self.activation.gated else 2
         one = matrices * self.intermediate_size
         if self.experts is None:
@@ -180,7 +181,7 @@ class LayerSpec(Settings):
         return len(self.experts.held_experts) * one + always, self.experts.num_experts_per_tok * one + always
 
     def mlp_vector_parameters(self, hidden_size: int) -> int:
-        """Return the number of the feed-forward's other parameters: biases."""
+        """Return the number of feed-forward parameters outside of matrices: biases."""
         if not self.intermediate_size:
             return 0
         rows = (2 if self.activation.gated else 1) * self.intermediate_size + hidden_size
@@ -192,15 +193,16 @@ class LayerSpec(Settings):
 
 
 class AltUpSpec(Settings):
-    """Residual streams of which each layer computes the `active` one (AltUp, Baykal et al., 2023; Gemma 3n, 2025).
+    """The sizes of a model with several residual streams; each layer computes the `active` one (AltUp, Baykal et al.,
+    2023; Gemma 3n, 2025).
 
-    With them come a residual of `low_rank` beside each attention (LAuReL, Menghani et al., 2024), and an input of each
-    layer's own, of `input_columns`, from a table of `input_vocab_size` tokens and from the embedding.
+    They come with a residual of rank `low_rank` parallel to attention (LAuReL, Menghani et al., 2024), and with a
+    per-layer input of `input_columns` columns, from a table of `input_vocab_size` tokens and from the embedding.
     """
 
     streams: Annotated[int, Field(ge=2)] = 4
     active: Annotated[int, Field(ge=0)] = 0
-    scales_active: bool = True  # before a layer's own input is gated by it
+    scales_active: bool = True  # before it gates a layer's own input
     low_rank: Annotated[int, Field(ge=1)] = 64
     input_columns: Annotated[int, Field(ge=1)] = 256
     input_vocab_size: Annotated[int, Field(ge=1)] = 262_144
@@ -212,48 +214,50 @@ class AltUpSpec(Settings):
         return self
 
     def matrix_parameters(self, hidden_size: int) -> int:
-        """Return the parameters of a layer's own matrices for it, in a model of that width."""
+        """Return the number of parameters that the streams add to a layer, in a model of width `hidden_size`."""
         columns = self.streams + 2 * self.low_rank + 2 * self.input_columns
         return hidden_size * columns + self.streams**3 + self.streams**2
 
     def model_parameters(self, hidden_size: int, layers: int) -> int:
-        """Return the parameters outside of the layers."""
+        """Return the number of parameters that the streams add outside of the layers."""
         inputs = layers * self.input_columns * (self.input_vocab_size + hidden_size) + self.input_columns
         return inputs + 2 * (self.streams - 1) * hidden_size**2
 
 
 class ModelSpec(Displayable, Settings):
-    """A model's architecture as data. Two specs that are equal are the same architecture."""
+    """A model's architecture as data; models with equal specs have the same architecture."""
 
     name: str
     vocab_size: Annotated[int, Field(ge=1)]
     hidden_size: Annotated[int, Field(ge=1)]
     layers: tuple[LayerSpec, ...]
-    max_position_embeddings: Annotated[int, Field(ge=1)]  # positions the model was made for
+    max_position_embeddings: Annotated[int, Field(ge=1)]  # maximum number of positions
     rotary: RotaryConfig = RotaryConfig()
     norm: NormSpec = NormSpec()
-    learned_positions: Annotated[int, Field(ge=0)] | None = None  # a table is added, from this row on (GPT-2)
-    embedding_norm: bool = False  # embeddings are normed (BLOOM)
+    learned_positions: Annotated[int, Field(ge=0)] | None = None  # first row of a table of learned positions (GPT-2)
+    embedding_norm: bool = False  # embeddings are normalized (BLOOM)
     embedding_scale: float = 1.0  # Gemma: the square root of the width
-    residual_scale: float = 1.0  # of what attention and feed-forward add (Granite)
+    residual_scale: float = 1.0  # factor of each part's addition to the residual (Granite)
     logit_scale: float = 1.0  # Granite, Cohere
     altup: AltUpSpec | None = None
     head_bias: bool = False
-    final_logit_softcapping: Annotated[float, Field(ge=0)] = 0.0  # of the logits; 0 is none
+    final_logit_softcapping: Annotated[float, Field(ge=0)] = 0.0  # softcap of the logits; 0: none
     tie_word_embeddings: bool = False  # the output head is the embedding
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
 
     @property
     def kv_cache_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return layer indices that share a page table: same window and sinks, heads and width of the cache. Layers
-        with recurrent states are the last group; those that read another's keys and values are in none."""
+        """Return groups of layer indices that share a page table: layers with equal window, sinks, heads and cache
+        width. Layers with recurrent states form the last group; layers that read another layer's keys and values are in
+        no group.
+        """
         groups: dict[tuple, list[int]] = {}
         recurrent = [index for index, layer in enumerate(self.layers) if layer.recurrent is not None]
         for index, layer in enumerate(self.layers):
             attention = layer.attention
             if isinstance(attention, RecurrentSpec) or attention.kv_shared_with is not None:
                 continue
-            latent = getattr(attention, "kv_lora_rank", None)  # two may be as wide and be parted otherwise
+            latent = getattr(attention, "kv_lora_rank", None)  # equal widths may be split into heads differently
             kind = (
                 attention.sliding_window,
                 attention.num_sink_tokens,
@@ -271,7 +275,9 @@ class ModelSpec(Displayable, Settings):
             if layer.norms != "both" or layer.beside is not None or not isinstance(layer.attention, AttentionSpec):
                 raise ValueError(f"altup: layer {index} is no grouped attention with norms before and after its parts")
         if self.altup is not None and (self.residual_scale != 1 or self.norm.kind != "rms" or not self.norm.weight):
-            raise ValueError("altup beside residual_scale, or norms other than root-mean-square ones with weights")
+            raise ValueError(
+                "altup is not supported with residual_scale, or with norms other than weighted root-mean-square norms"
+            )
         return self
 
     @model_validator(mode="after")
@@ -305,7 +311,7 @@ class ModelSpec(Displayable, Settings):
 
     @property
     def residual_columns(self) -> int:
-        """Return the numbers of a token between two layers."""
+        """Return how many values a token's row has between two layers."""
         if self.altup is None:
             return self.hidden_size
         return self.altup.streams * self.hidden_size + len(self.layers) * self.altup.input_columns
@@ -321,7 +327,7 @@ class ModelSpec(Displayable, Settings):
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of parameters, from the shapes alone."""
+        """Return the number of parameters of the model, computed from shapes."""
         width, norm = self.hidden_size, self.norm.num_parameters(self.hidden_size)
         total = self.vocab_size * (width * (1 if self.tie_word_embeddings else 2) + self.head_bias)
         total += norm * (1 + self.embedding_norm)

@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks, norm, head."""
+"""Run the decoder: embedding, blocks, norm, head."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         def __iter__(self) -> Iterator[Item]: ...
         def __getitem__(self, index: int) -> Item: ...
 else:
-    ModulesOf = nn.ModuleList  # whose items have no type
+    ModulesOf = nn.ModuleList  # its items are untyped
 
 DENSE = WeightFormat()
 RunBlock = Callable[[TransformerBlock, Tensor, Angles, Angles, TokenBatch, CacheLayer], Tensor]
@@ -58,8 +58,9 @@ def run_block(
 
 
 class Transformer(nn.Module):
-    """A model of `spec` whose operators run on one backend. Weights come from a state (see `hf/weights.py`), stored as
-    `format` says."""
+    """A decoder of the architecture `spec` whose operators run on one backend. Weights come from a state dict (see
+    `hf/weights.py`) in `format`.
+    """
 
     blocks: ModulesOf[TransformerBlock]
     rotary: ModulesOf[RotaryTable]
@@ -76,7 +77,7 @@ class Transformer(nn.Module):
         self.spec = spec
         self.backend = backend
         self.format = format
-        self.expert_use: ExpertUse | None = None  # of mixtures, where it is recorded
+        self.expert_use: ExpertUse | None = None  # expert counts of mixtures, if recorded
         shared = spec.hidden_size, backend, format, spec.norm, spec.residual_scale
         altup = spec.altup
         self.blocks = ModulesOf(
@@ -96,28 +97,29 @@ class Transformer(nn.Module):
         first = spec.learned_positions
         rows = 0 if first is None else spec.max_position_embeddings + first
         self.positions = None if first is None else _unfilled(rows, spec.hidden_size)
-        # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
+        # A tied model has one matrix: the embedding if dense, the head if quantized.
         tied, sizes = spec.tie_word_embeddings, (spec.hidden_size, spec.vocab_size)
         only_head = tied and not format.head.is_dense
         self.embedding = None if only_head else Linear(*sizes, False, backend, format.embedding)
         stored = backend, format.head, format.activations
         self.head = None if tied and not only_head else Linear(*sizes, spec.head_bias, *stored)
-        self.register_buffer("_empty", torch.empty(0), persistent=False)  # of the model's type, on its device
+        self.register_buffer("_empty", torch.empty(0), persistent=False)  # a tensor with the model's type and device
         rotaries = rotaries_of_model(spec)
         self.rotary = ModulesOf(map(build_rotary_table, rotaries))
         places: dict[RotaryKey | None, int | None] = {rotary: place for place, rotary in enumerate(rotaries)}
         places[None] = None
         self.rotary_of_block = tuple(
             places[rotary_of_layer(spec, kind.attention)] for kind in spec.layers
-        )  # each layer's, in `rotary`
+        )  # index in `rotary` for each layer
 
     @classmethod
     def from_state(
         cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend = Backend.EAGER, format: WeightFormat = DENSE,
         sum_over_ranks: SumOverRanks = one_rank, dtype: torch.dtype | None = None,
     ) -> Self:  # fmt: skip
-        """Build the model of a dense `state`, which is emptied where `format` stores it otherwise; `dtype` is that of
-        the last norm unless given."""
+        """Build the model from a dense `state`, which is emptied if `format` is not dense; the default `dtype` is that
+        of the last norm.
+        """
         if format != DENSE:
             state = quantize(state, spec, format)
         with torch.device("meta"):
@@ -129,49 +131,50 @@ class Transformer(nn.Module):
         missing = [name for name in missing if name not in own]
         if missing or extra:
             raise WorkbenchError(f"{spec.name}: a state of another model: missing {missing[:3]}, extra {extra[:3]}")
-        # Not part of any state: computed here, in float64.
+        # Not part of a state dict: computed here in float64.
         model.rotary = ModulesOf(map(build_rotary_table, rotaries_of_model(spec)))
         return model.requires_grad_(False).to(model.device).eval()
 
     def set_backend(self, backend: Backend) -> None:
-        """Run every module's operators on another backend from now on."""
+        """Switch every module to another backend."""
         for part in self.modules():
             if "backend" in vars(part):
                 vars(part)["backend"] = backend
 
     def use_panels(self, panels: bool = True) -> None:
-        """Keep the matrices of the blocks in panels from now on, which the products of the backend mlir read at decode
-        and prefill alike, or row by row again.
+        """Convert the matrices of the blocks to panels, blocks of 32 output columns that the backend mlir reads in
+        decode and prefill; with `panels` false, convert them back to rows.
 
-        A dense head, which is multiplied with few rows, and matrices that do not fit stay row by row. It works a matrix
-        at a time: there is never a second copy of more than one.
+        A dense head (multiplied with few rows) and matrices of unsuitable size stay row by row. Conversion is matrix by
+        matrix, so at most one matrix exists twice.
         """
         for part in self.blocks.modules():
             if isinstance(part, Linear | MixtureOfExperts):
                 part.use_panels(panels)
 
     def use_code_panels(self, panels: bool = True, in_place: bool = False) -> bool:
-        """Do so with what the backend mlir reads only in panels, the experts of mixtures and every product in few bits,
-        the head too; return whether there is any in the blocks. `in_place` lays what is in few bits out over its rows,
-        which no one else may read."""
+        """Convert the matrices that the backend mlir can read only in panels: experts of mixtures and all quantized
+        products, the head included. Return whether the blocks have any. `in_place` overwrites the rows of quantized
+        matrices, which no other code may read then.
+        """
         stacked = [part for whole in self.modules() if isinstance(whole, StackedLinear) for part in whole.parts]
         coded = [part for part in self.modules() if isinstance(part, Linear) and not part.format.is_dense] + stacked
-        coded = [part for part in coded if part is not self.embedding]  # which is looked up row by row
+        coded = [part for part in coded if part is not self.embedding]  # an embedding is looked up row by row
         mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
         for part in mixtures:
             part.use_panels(panels)
         if any(in_panels(part.weight) != panels for part in coded):
-            in_threads(lambda part: part.use_panels(panels, in_place), dict.fromkeys(coded))  # each by one thread
+            in_threads(lambda part: part.use_panels(panels, in_place), dict.fromkeys(coded))  # one thread per matrix
         return bool(mixtures) or any(part is not self.head for part in coded)
 
     def record_experts(self, max_rows: int | None) -> None:
-        """Count which experts up to `max_rows` rows of a step choose, in `expert_use`; None ends that."""
+        """Count in `expert_use` the rows of each expert, for steps of up to `max_rows` rows; None stops counting."""
         if self.expert_use is not None:
             self.expert_use.stop()
         self.expert_use = None if max_rows is None else ExpertUse(self.blocks, max_rows)
 
     def count_experts(self, rows: int, chosen: Mapping[int, Tensor] | None = None) -> None:
-        """Add to `expert_use`, where it is recorded, the first `rows` rows of the forward pass that has just run."""
+        """Add the experts of the first `rows` rows of the last forward pass to `expert_use`, if they are recorded."""
         if self.expert_use is not None:
             self.expert_use.count(rows, chosen)
 
@@ -185,7 +188,7 @@ class Transformer(nn.Module):
 
     @property
     def head_tensors(self) -> tuple[Tensor, ...]:
-        """Return the head's matrix, and its scales where it has such."""
+        """Return the head's matrix, and its scales if quantized."""
         if self.head is not None:
             return self.head.tensors
         assert self.embedding is not None  # the tied matrix
@@ -193,8 +196,9 @@ class Transformer(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes that one decode step reads: every parameter once, but the embedding only where it is the
-        head too, and of a mixture the experts of one token."""
+        """Return the number of weight bytes that one decode step reads: every parameter once, the embedding only if it
+        is tied, and of a mixture only the experts of one token.
+        """
         unread = 0 if self.embedding is None or self.head is None else self.embedding.matrix_bytes
         unread += 0 if self.streams is None else self.streams.input_embedding.weight.nbytes
         unread += sum(part.unread_bytes for part in self.modules() if isinstance(part, MixtureOfExperts))
@@ -206,7 +210,7 @@ class Transformer(nn.Module):
 
     @property
     def bytes_per_weight(self) -> tuple[float, float]:
-        """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
+        """Return the stored bytes per value of a matrix, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
         shapes = parameter_shapes(self.spec)
         there = dict(self.named_parameters())
@@ -219,25 +223,26 @@ class Transformer(nn.Module):
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 
     def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embed token ids [token] at positions [token], which a table of positions needs: [token, hidden], or
-        the rows of `altup`."""
+        """Embed token ids [token] at `positions` [token], which matter for learned positions: [token, hidden], or the
+        rows of `altup`.
+        """
         rows = self.lookup(ids)
         scale = self.spec.embedding_scale
         if scale != 1:
-            rows = rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
+            rows = rows * rows.new_full((), scale)  # rounded to the model's type, as in training
         if self.positions is not None and positions is not None:
             rows = rows + self.positions(positions + (self.spec.learned_positions or 0))
         rows = rows if self.embedding_norm is None else self.embedding_norm(rows)
         return rows if self.streams is None else self.streams.rows(rows, ids)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Look up token ids [token] in the embedding, as it is stored: [token, hidden]."""
+        """Return the stored embeddings of token ids [token]: [token, hidden]."""
         table = self.head if self.embedding is None else self.embedding
         assert table is not None
         return table.lookup_rows(ids, self.dtype)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
+        """Return every parameter in `dtype` by name; quantized parameters are dequantized."""
         stored = {name: from_panels(tensor) for name, tensor in self.named_parameters()}
         products = {
             f"{name}.weight": part for name, part in self.named_modules() if isinstance(part, Linear | StackedLinear)
@@ -259,20 +264,20 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
-        """Run the model: logits of the sampled rows, float32 [sample, vocab].
+        """Run the model and return the logits of the rows that are sampled, float32 [sample, vocab].
 
         Args:
             batch: the packed tokens of a step.
             store: the cache, which is written and read.
-            run: how a block is called (a compiled block takes its place).
+            run: calls a block (may call a compiled block instead).
         """
         rows = self.hidden_states(batch, store, run)[batch.logits_indices]
-        if not len(rows):  # part of a prefill: no operator need know what to do with nothing
+        if not len(rows):  # part of a prefill without samples: operators need not support empty inputs
             return rows.new_empty((0, self.spec.vocab_size), dtype=torch.promote_types(self.dtype, torch.float32))
         return self.compute_logits(rows)
 
     def hidden_states(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
-        """Return the hidden states after the last block, for every row: [token, hidden], or the rows of `altup`."""
+        """Return the hidden states of every row after the last block: [token, hidden], or the rows of `altup`."""
         exact = torch.promote_types(self.dtype, torch.float32)
         found = (table(batch.positions, batch.length_limits) for table in self.rotary)
         angles = [(cos.to(exact), sin.to(exact)) for cos, sin in found]
@@ -287,7 +292,7 @@ class Transformer(nn.Module):
         return x
 
     def compute_logits(self, x: Tensor) -> Tensor:
-        """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays)."""
+        """Compute the logits of hidden states: [sample, hidden] -> float32 [sample, vocab] (float64 stays)."""
         x = self.norm(x if self.streams is None else self.streams.hidden(x))
         if self.head is None:
             logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.backend)
@@ -301,18 +306,19 @@ class Transformer(nn.Module):
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def cache_shapes(self, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
-        """Return the cache shape of each layer, dense unless a format says otherwise."""
+        """Return the cache shape of each layer; dense if no `format` is given."""
         return cache_shapes(self.spec, format)
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
-        """Return logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
+        """Return the logits at every position of one text: float32 [token, vocab]. No runner's cache is used."""
         return self(*self.whole_text(token_ids))
 
     def whole_text(
         self, token_ids: Iterable[int] | Tensor, dtype: torch.dtype | None = None
     ) -> tuple[TokenBatch, KVStore]:
-        """Return one text as a step, and an empty store of `dtype` (the model's, unless given) for it, dense. Its page
-        1 + i has positions from i * page_size on."""
+        """Return one text as the batch of one step, and an empty dense store of `dtype` (default: the model's) for it.
+        Page 1 + i has the positions from i * page_size on.
+        """
         ids = self.validate_token_ids(token_ids)
         shapes = self.cache_shapes()
         size = next((shape.summaries.page_size for shape in shapes if shape.summaries is not None), 64)
@@ -335,8 +341,9 @@ class Transformer(nn.Module):
         return batch, store
 
     def validate_token_ids(self, token_ids: Iterable[int] | Tensor) -> Tensor:
-        """Return ids as a tensor [token]. Raises WorkbenchError where they are empty, too many or not in the
-        vocabulary."""
+        """Return token ids as a tensor [token]. Raises WorkbenchError if they are empty, too many or outside of the
+        vocabulary.
+        """
         given = token_ids if isinstance(token_ids, Tensor) else list(token_ids)
         try:
             ids = torch.as_tensor(given)
@@ -353,14 +360,16 @@ class Transformer(nn.Module):
 
 
 def _unfilled(vocab: int, width: int) -> nn.Embedding:
-    """Make an embedding whose weights come from a state. (Filled with random ones, on the meta device, they would
-    import torch's compiler: that takes longer than all else in loading a small model.)"""
+    """Create an embedding without initializing its weights, which come from a state. (Random initialization on the meta
+    device would import torch's compiler, which takes longer than the rest of loading a small model.)
+    """
     return nn.Embedding(vocab, width, _weight=torch.empty(vocab, width))
 
 
 def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
-    """Build custom attention modules in memory and return the names of parameters that no state has: they keep the
-    values of their construction, under a fixed seed."""
+    """Build custom attention modules in memory and return the names of parameters that are not in the state: they keep
+    their initial values, under a fixed seed.
+    """
     names = set()
     for index, block in enumerate(model.blocks):
         spec, attention = model.spec, model.spec.layers[index].attention

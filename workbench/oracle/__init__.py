@@ -1,1 +1,1 @@
-"""Compute a text plainly: no cache, no batch, no pages, no backend."""
+"""Compute the logits of a text in the plainest way: no cache, no batch, no pages, no backend."""

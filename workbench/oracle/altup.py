@@ -1,4 +1,4 @@
-"""The oracle of residual streams as Gemma 3n has them (AltUp, Baykal et al., 2023): stream by stream, a whole text."""
+"""The oracle of Gemma 3n's residual streams (AltUp, Baykal et al., 2023): stream by stream, over a whole text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 
 from workbench.model.spec import AltUpSpec, ModelSpec
 
-ByName = Callable[[Tensor, str], Tensor]  # a product or norm of the model, by its name
+ByName = Callable[[Tensor, str], Tensor]  # applies the projection or norm of this name
 
 
 class NaiveStreams:
-    """All streams of a text, each [token, hidden]: a layer enters with the active one and leaves with it changed."""
+    """All streams of a text, each [token, hidden]: a layer reads the active stream, and its output updates all of them.
+    """
 
     def __init__(
         self, x: Tensor, ids: Tensor, w: Mapping[str, Tensor], spec: ModelSpec, altup: AltUpSpec, linear: ByName,
         norm: ByName, dtype: torch.dtype,
     ):  # fmt: skip
-        """Make the streams of embedded tokens x; constants are rounded to `dtype`, the model's, as it was trained."""
+        """Build the streams of the embedded tokens x; constants are rounded to the model's `dtype`, as in training."""
 
         def rounded(value: float) -> Tensor:
             return torch.tensor(value, dtype=dtype).to(x.dtype)
@@ -34,7 +35,9 @@ class NaiveStreams:
         self.inputs = [(norm(column, "streams.input_norm") + looked) * rounded(0.5**0.5) for column, looked in parts]
 
     def enter(self, at: str) -> Tensor:
-        """Predict every stream from all, and return the active one."""
+        """Begin a layer: predict every stream from all streams, and return the active one. `at` is the prefix of its
+        weight names.
+        """
         count = self.altup.streams
         mixing = self._weights(self.streams[self.altup.active], at) @ self.w[at + "prediction_coefficients.weight"].T
         self.streams = [
@@ -44,12 +47,16 @@ class NaiveStreams:
         return self.streams[self.altup.active]
 
     def beside_attention(self, added: Tensor, h: Tensor, at: str) -> Tensor:
-        """Add the residual of low rank of the normed rows `h`."""
+        """Return the active stream after attention, `added`, combined with a low-rank projection of the normed rows
+        `h`.
+        """
         low = self.linear(self.linear(h, at + "low_rank_in"), at + "low_rank_out")
         return (added + h + self.norm(low, at + "low_rank_norm")) / math.sqrt(2)
 
     def leave(self, made: Tensor, at: str, gelu: Callable[[Tensor], Tensor]) -> None:
-        """Correct every stream by what the layer has made of the active one, and add the layer's own input."""
+        """End a layer: correct every stream by `made`, the layer's output for the active stream, and add the per-layer
+        input.
+        """
         share = self._weights(made, at) @ self.w[at + "correction_coefficients.weight"].T + 1
         innovation = made - self.streams[self.altup.active]
         self.streams = [stream + share[:, each, None] * innovation for each, stream in enumerate(self.streams)]
@@ -60,7 +67,7 @@ class NaiveStreams:
         self.streams = [self.streams[0], *(stream + entering for stream in self.streams[1:])]
 
     def hidden(self) -> Tensor:
-        """Return one hidden state a token, after the last layer."""
+        """Return one hidden state per token, after the last layer."""
         first, *others = self.streams
         back = [_sized(each @ matrix.T, first) for each, matrix in zip(others, self.w["streams.merge"], strict=True)]
         return torch.stack([first, *back]).mean(0)
@@ -71,6 +78,6 @@ class NaiveStreams:
 
 
 def _sized(stream: Tensor, like: Tensor) -> Tensor:
-    """Return a stream as large as another, token by token."""
+    """Scale each token of a stream to the magnitude of the same token in `like`."""
     size = like.square().mean(-1, keepdim=True).sqrt()
     return stream * size / stream.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()

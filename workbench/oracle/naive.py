@@ -1,6 +1,6 @@
-"""The oracle: one text, no cache, no batch, no pages, no backend. Slow on purpose, and read in one sitting.
+"""The oracle: compute one text without cache, batch, pages or backend. It is slow, and short enough to read in one go.
 
-It shares the weights with the model and nothing else; user-defined attention is called on whole texts.
+It shares only the weights with the model; user-defined attention is called on whole texts.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ KeysAndValues = tuple[Tensor, Tensor] | None  # [token, kv_head, head_dim] each
 
 
 class Weights(dict[str, Tensor]):
-    """A model's dense state, and the format in which it is stored."""
+    """A model's dequantized weights by name, with the formats in which the model stores them."""
 
     format = WeightFormat()
 
     def entering(self, x: Tensor, matrix: MatrixFormat) -> Tensor:
-        """Return rows as they are multiplied with a matrix stored so: rounded to INT8 with such activations."""
+        """Return the rows `x` as a product with a matrix of this format uses them: rounded to INT8 if the format has
+        INT8 activations, else unchanged.
+        """
         if self.format.activations == "float" or int8_problem(matrix.codes, matrix.group, x.shape[1]):
             return x
         return rounded_to_int8(x, by_row=not matrix.group)
 
     def product(self, x: Tensor, name: str) -> Tensor:
-        """Return x @ matrix.T, whose rows may be stored in several formats."""
+        """Return x @ matrix.T for the matrix `name`, whose rows may have different formats."""
         rows = self.format.rows_of(name, tuple(self[name].shape))
         parts = zip(self[name].split([count for count, _ in rows]), rows, strict=True)
         return torch.cat([self.entering(x, format) @ part.T for part, (_, format) in parts], -1)
@@ -53,13 +55,14 @@ class Weights(dict[str, Tensor]):
 
 @torch.inference_mode()
 def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return logits of every position for ids [token], computed in `dtype` (the model's own unless given): [token,
-    vocab]."""
+    """Return the logits [token, vocab] of every position for ids [token], computed in `dtype` (default: the model's
+    own).
+    """
     spec = model.spec
     w = Weights(model.dense_state(dtype or model.dtype))
     w.format = model.format
     x = w["embedding.weight"][ids]
-    if spec.embedding_scale != 1:  # the scale in the model's type, as the model rounds it
+    if spec.embedding_scale != 1:  # the scale is rounded to the model's dtype, as in the model
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
     if spec.learned_positions is not None:
         x = x + w["positions.weight"][torch.arange(len(ids)) + spec.learned_positions]
@@ -107,8 +110,9 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
 def _attention(
     h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelSpec, cached: list[KeysAndValues]
 ) -> Tensor:
-    """Return the attention output for the normed rows `h` [token, hidden] of a whole text: [token, hidden]. Its keys
-    and values are added to `cached`, those of the layers before it; None of what no other layer reads."""
+    """Return the attention output for the normed rows `h` [token, hidden] of a whole text: [token, hidden]. Appends its
+    keys and values to `cached`, after those of earlier layers; None for MLA, recurrent and custom layers.
+    """
     if isinstance(a, AttentionSpec) and a.module is None:
         return _grouped(h, w, at, a, spec, cached)
     cached.append(None)
@@ -128,12 +132,12 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec, 
         cached.append((_placed(k, w, at + "key_norm", a, spec), _clamped(v, a)))
     else:
         cached.append(cached[a.kv_shared_with])
-    assert cached[-1] is not None, "a spec lets layers read those of grouped attention alone"
+    assert cached[-1] is not None, "layers can share only the keys and values of grouped attention"
     k, v = cached[-1]
     shown = None if a.pages is None else _chosen_pages(q, k, a)
     k, v = (
         heads.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for heads in (k, v)
-    )  # a key head for each query head
+    )  # one key head per query head
     scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.head_dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
     weights = _weights(scores, a, sinks, shown).to(v.dtype)
@@ -147,7 +151,7 @@ def _both(
     h: Tensor, w: Weights, at: str, kind: LayerSpec, beside: ParallelRecurrentSpec, spec: ModelSpec,
     cached: list[KeysAndValues],
 ) -> Tensor:  # fmt: skip
-    """Return the sum of attention and of what stands beside it."""
+    """Return the sum of attention and the recurrent layer parallel to it."""
     attended = _attention(beside.attention_input_scale * h, w, at + "attention.", kind.attention, spec, cached)
     entering, at = beside.recurrent_input_scale * h, at + "recurrent."
     state = run_recurrent(entering, w, at, beside.recurrent, lambda rows, name: _linear(rows, w, at + name))
@@ -199,7 +203,7 @@ def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) ->
 
 
 def _chosen_pages(q: Tensor, k: Tensor, a: AttentionSpec) -> Tensor:
-    """Return what queries see of the pages that they choose [head, token, context], one page after another."""
+    """Return which positions queries see in their selected pages [head, token, context], selecting page by page."""
     assert a.pages is not None
     rule, reduced = load_custom(a.pages), {"min": torch.amin, "max": torch.amax, "mean": torch.mean}
     size, first, share = getattr(rule, "page_size", 64), getattr(rule, "first", 0), a.num_heads // a.num_kv_heads
@@ -219,7 +223,8 @@ def _chosen_pages(q: Tensor, k: Tensor, a: AttentionSpec) -> Tensor:
 
 
 def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, shown: Tensor | None = None) -> Tensor:
-    """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
+    """Turn scaled scores [head, token, context] into weights; unseen positions get 0, all of them if a query sees none.
+    """
     heads, tokens, _ = scores.shape
     if a.softcap:
         scores = a.softcap * (scores / a.softcap).tanh()
@@ -249,13 +254,13 @@ def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None, s
 
 
 def _shown(mask: Any, query: Tensor, key: Tensor, head: Tensor) -> Tensor:
-    """Call a user's mask, which may ask for the head."""
+    """Call a user-defined mask, with the head if it has that parameter."""
     by_head = list(inspect.signature(mask).parameters)[2:3] == ["head"]
     return mask(query, key, head) if by_head else mask(query, key)
 
 
 def _slopes(heads: int) -> list[float]:
-    """Return ALiBi's slopes, by its authors' recipe."""
+    """Return ALiBi's slopes by the formula of its authors."""
     if heads & (heads - 1) == 0:
         return [2.0 ** (-8.0 * n / heads) for n in range(1, heads + 1)]
     below = 2 ** (heads.bit_length() - 1)
@@ -275,7 +280,7 @@ class _WholeText:
 def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     """Return the output of a custom attention module, called with a plain cache and a plain batch."""
     if w.format.activations == "int8":
-        raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
+        raise WorkbenchError("activations: int8 with a custom attention module: the oracle does not compute it")
     module: Any = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), spec.norm, h.dtype)
     weights = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
     module.load_state_dict(weights, strict=False)
@@ -291,7 +296,7 @@ def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> T
 
 
 def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: torch.dtype | None = None) -> list[int]:
-    """Return the first `max_tokens` tokens of the greedy continuation, each from the whole text anew."""
+    """Return the first `max_tokens` tokens of the greedy continuation, recomputing the whole text for each."""
     ids = list(prompt_ids)
     for _ in range(max_tokens):
         ids.append(int(logits(model, torch.tensor(ids), dtype)[-1].argmax()))
@@ -313,7 +318,7 @@ def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
 
 
 def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
-    """Run tokens one after another, each through its own experts."""
+    """Run each token through its experts, one token after another."""
     assert kind.experts is not None
     rows = []
     for token, logits in zip(h, _linear(h, w, at + "router"), strict=True):
@@ -355,7 +360,9 @@ def _chosen(logits: Tensor, bias: Tensor | None, experts: MoESpec) -> list[tuple
 
 
 def _mixed(logits: Tensor, experts: MoESpec) -> list[tuple[int, Tensor]]:
-    """Choose one expert after another as SparseMixer does: its weight is its softmax among the close ones left."""
+    """Choose experts one after another as SparseMixer does; an expert's weight is its softmax among the remaining
+    experts with a close logit.
+    """
     chosen, left = [], set(range(len(logits)))
     for _ in range(experts.num_experts_per_tok):
         best = max(left, key=lambda number: logits[number].item())
@@ -386,7 +393,7 @@ def _activated(x: Tensor, kind: ActivationSpec) -> Tensor:
 
 
 def _xielu(x: Tensor, w: Weights, at: str) -> Tensor:
-    """Compute xIELU: a parabola above 0, an exponential below (Huang and Schlag, 2024, equation 6)."""
+    """Compute xIELU: quadratic above 0, exponential below (Huang and Schlag, 2024, equation 6)."""
     positive, negative, beta, eps = (w[f"{at}activation.{name}"] for name in ("alpha_p", "alpha_n", "beta", "eps"))
     above = torch.log1p(positive.exp()) * x**2
     below = (beta + torch.log1p(negative.exp())) * (torch.expm1(torch.minimum(x, eps)) - x)
@@ -394,10 +401,10 @@ def _xielu(x: Tensor, w: Weights, at: str) -> Tensor:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """Compute GELU by its tanh, x / 2 (1 + tanh z) (Hendrycks and Gimpel, 2016), with 1 + tanh z as 2 / (1 + exp(-2
-    z)).
+    """Compute GELU's tanh approximation, x / 2 (1 + tanh z) (Hendrycks and Gimpel, 2016), with 1 + tanh z computed as 2
+    / (1 + exp(-2 z)).
 
-    Far below 0 the sum loses all its digits, and torch's own with it; an oracle must lose none.
+    Far below 0 the sum 1 + tanh z loses all its digits, in torch's function too; an oracle must be accurate there.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     z = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
@@ -405,7 +412,7 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, w: Weights, name: str, norm: NormSpec) -> Tensor:
-    """Norm the last axis; weights and bias where the state has them."""
+    """Norm the last axis, with the weights and bias that `w` has."""
     x = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
     x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
     x = x * (w[name + ".weight"] + norm.offset) if name + ".weight" in w else x
@@ -420,7 +427,7 @@ def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
 def _turn(x: Tensor, rotary: RotaryConfig, rotated: int, interleaved: bool = False) -> Tensor:
     """Rotate x [token, head, head_dim], each pair by its position's angle.
 
-    A pair is (i, i + head_dim / 2), and of partly rotated heads the first pairs are rotated.
+    Pairs are (i, i + head_dim / 2); partly rotated heads rotate their first pairs.
     """
     angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, rotated, len(x)))[:, None]
     factor, long_factor = rotary.scaling.attention_factor, rotary.scaling.long_attention_factor

@@ -10,18 +10,18 @@ from torch import Tensor
 from workbench.errors import WorkbenchError
 from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 
-Linear = Callable[[Tensor, str], Tensor]  # a product of the layer, by its name
+Linear = Callable[[Tensor, str], Tensor]  # applies the layer's projection of this name
 
 
 def run_recurrent(h: Tensor, w: Mapping[str, Tensor], at: str, spec: RecurrentSpec, linear: Linear) -> Tensor:
     """Return the output of a recurrent layer for the normed rows `h` [token, hidden] of a whole text.
 
     Args:
-        h: the rows.
+        h: the normed rows.
         w: the model's weights.
-        at: the beginning of the names of the layer's.
+        at: the prefix of the layer's weight names.
         spec: the layer.
-        linear: computes one of its products.
+        linear: applies one of the layer's projections, by name.
     """
     if isinstance(spec, ShortConvSpec):
         b, c, x = linear(h, "input").chunk(3, dim=-1)
@@ -34,7 +34,7 @@ def run_recurrent(h: Tensor, w: Mapping[str, Tensor], at: str, spec: RecurrentSp
 
 
 def _conv(x: Tensor, w: Mapping[str, Tensor], at: str) -> Tensor:
-    """Convolve x [token, channel] causally, by sums over the tokens before each."""
+    """Convolve x [token, channel] causally, by explicit sums over each token and its predecessors."""
     weight, rows = w[at + "conv.weight"], []
     for token in range(len(x)):
         past = x[max(0, token + 1 - weight.shape[1]) : token + 1]

@@ -1,8 +1,8 @@
-"""Read an answer from its tokens: a thought, a text and calls of tools, while they come.
+"""Parse an answer from its tokens as they arrive: reasoning, text and tool calls.
 
-Channels begin and end at control tokens, never at text that spells them. Each has a detokenizer of its own, finished
-where the channel ends: what was held back there belongs to it. Only where a template writes calls bare (Llama 3.1 to
-3.3) is an answer that begins with JSON a call, if that names one of the tools.
+Channels begin and end at control tokens, never at text that spells them. Each channel has its own detokenizer, which is
+finished at the channel's end, so held-back text stays in its channel. An answer that begins with JSON is a call only if
+the template writes calls without control tokens (Llama 3.1 to 3.3) and the JSON names one of the tools.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _PROBED = Tool(name=PROBED, parameters={})
 
 
 def _find_call_marks(template: ChatTemplate, tokenizer: Tokenizer, name: str | None) -> list[tuple[str, str]]:
-    """Return the names of the control tokens before and behind the calls of an answer as a template writes them, the
-    second empty where there is none; nothing where it writes calls without, or in a way that is not read here."""
+    """Return the names of the control tokens that a template writes before and after calls. The second is empty if the
+    template writes none; the list is empty if it writes no control token before a call, or a call syntax that is not
+    parsed here.
+    """
     text, ids = template.written_call(name) or "", template.encoder(tokenizer, name).control_ids
     ends = {tokenizer.decode([id], special=True) for id in template.end_token_ids(tokenizer, name)}
     names = sorted(ids, key=len, reverse=True)
@@ -53,14 +55,17 @@ def _find_call_marks(template: ChatTemplate, tokenizer: Tokenizer, name: str | N
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return a tokenizer's control tokens by name: its special ones, and marks of thoughts and calls (Qwen's are no
-    special ones)."""
+    """Return the ids of a tokenizer's control tokens by name: its special tokens, and the marks of thoughts and calls,
+    which are not special tokens in Qwen's tokenizers.
+    """
     marks = {name for pair in (*THOUGHTS, *CALLS) for name in pair}
     return tokenizer.special_token_ids | {k: v for k, v in tokenizer.added_token_ids.items() if k in marks}
 
 
 class ChannelText(NamedTuple):
-    """A piece of an answer: its channel, which call it is of, and the text to show now."""
+    """A piece of an answer: the text to show now, its channel (thought, text or call), and for a call the
+    call's index.
+    """
 
     channel: Channel
     index: int
@@ -69,14 +74,14 @@ class ChannelText(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """The parts of an answer.
+    """The control tokens of a model's answers: those around a thought and those around a call.
 
     Args:
         thought: the control tokens around a thought, by id; None where a model has none.
-        call: those around a call.
-        tools: that may be called; their schemas say of what types arguments in tags are.
+        call: the control tokens around a call, by id.
+        tools: the tools that may be called; their schemas give the types of arguments written in tags.
         is_bare: an answer that begins with JSON may be a call.
-        short_ids: ids of calls are nine letters or digits.
+        short_ids: call ids have nine letters or digits.
     """
 
     thought: tuple[int, int] | None = None
@@ -89,8 +94,10 @@ class AnswerFormat:
     def from_template(
         cls, template: ChatTemplate, tokenizer: Tokenizer, name: str | None = None, tools: Iterable[Tool] = ()
     ) -> AnswerFormat:
-        """Return the format of a template: the first pairs known here that it writes, else those of the tokenizer. Of
-        calls, before these, the control tokens between which it writes one, where the call in them can be read."""
+        """Return the answer format of a template: the first known pairs of control tokens that the template writes, or
+        else that the tokenizer has. If the template writes a call that can be parsed, the control tokens around that
+        call are preferred.
+        """
         ids, literals = template.encoder(tokenizer, name).control_ids, template.literals(name)
 
         def pairs(known: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -110,19 +117,21 @@ class AnswerFormat:
         return cls(thought, call, tools, habits.writes_bare_calls, habits.wants_short_ids)
 
     def read_calls(self, text: str) -> tuple[list[ToolCall], str]:
-        """Return the calls with which the text of one begins, and the rest; calls that are written bare name a tool
-        that may be called."""
+        """Return the calls at the start of a call's text, and the remaining text; a call without control tokens must
+        name an allowed tool.
+        """
         return split_calls(text, self.tools, self.is_bare)
 
     def ends_in_thought(self, prompt_ids: Sequence[int]) -> bool:
-        """Return whether a prompt opens the thought of the answer itself."""
+        """Return whether the prompt already opens the answer's thought."""
         last = next((id for id in reversed(prompt_ids) if self.thought and id in self.thought), None)
         return self.thought is not None and last == self.thought[0]
 
 
 class AnswerParser:
     """A parser of one answer. `in_thought`: the prompt ends within a thought that the template began. `stops`: stop
-    strings, which end the answer and are no part of it. `before`: the prompt."""
+    strings, which end the answer and are cut off. `before`: the prompt's token ids.
+    """
 
     def __init__(
         self,
@@ -141,7 +150,7 @@ class AnswerParser:
 
     @property
     def channel(self) -> Channel:
-        """Return the channel that is open."""
+        """Return the channel that is open now: thought, text or call."""
         return self._channel
 
     def push(self, token_id: int) -> list[ChannelText]:
@@ -161,16 +170,18 @@ class AnswerParser:
         return self._show(self._detokenizer.push(token_id))
 
     def finish(self) -> list[ChannelText]:
-        """Return what was held back at the answer's end."""
+        """End the answer and return the held-back pieces."""
         lead, self._lead = self._lead or "", None
         return self._show(lead + self._detokenizer.finish())
 
     def text(self, channel: Channel) -> str:
-        """Return what a channel has said so far."""
+        """Return the text of a channel so far."""
         return "".join(text for each, _, text in self._joined() if each == channel)
 
     def turn(self) -> AssistantTurn:
-        """Return the answer so far as a turn, with its tokens. A call that is no JSON with a name becomes text."""
+        """Return the answer so far as a turn, with its tokens. A call that is not a JSON object with a name becomes
+        text.
+        """
         joined = self._joined()
         first_call = next((n for n, (channel, _, _) in enumerate(joined) if channel == "call"), len(joined))
         thoughts = [text for channel, _, text in joined if channel == "thought"]
@@ -229,7 +240,7 @@ def parse_answer(
     in_thought: bool = False,
     before: Sequence[int] = (),
 ) -> AssistantTurn:
-    """Return the turn that the tokens of an answer say, behind the prompt `before`."""
+    """Return the turn that an answer's tokens spell after the prompt `before`."""
     parser = AnswerParser(tokenizer, format, in_thought, before=before)
     for id in ids:
         parser.push(id)
@@ -238,13 +249,15 @@ def parse_answer(
 
 
 def parse_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
-    """Return the calls with which a text begins."""
+    """Return the calls at the start of a text."""
     return split_calls(text, tools)[0]
 
 
 def split_calls(text: str, tools: Sequence[Tool] = (), is_bare: bool = False) -> tuple[list[ToolCall], str]:
-    """Return the calls with which a text begins, and the rest of it: JSON objects with a name in a row, or a list of
-    them, or what `read_calls` reads. A call ends where its JSON ends. `is_bare`: each names one of the tools."""
+    """Return the calls at the start of a text, and the remaining text. Calls are consecutive JSON objects with a name,
+    a list of such objects, or any syntax that `read_calls` knows. A call ends where its JSON ends. `is_bare`: each call
+    must name one of the tools.
+    """
     tool_names = {tool.name for tool in tools}
     if text.lstrip()[:1] not in ("{", "["):
         calls = read_calls(text, tools)
@@ -252,7 +265,7 @@ def split_calls(text: str, tools: Sequence[Tool] = (), is_bare: bool = False) ->
         return (calls, "") if is_call else ([], text)
 
     def named(value: Any) -> Any:
-        """Return the call that a value is, within the `{"type": "function", "function": {...}}` of APIs too."""
+        """Return the call in a JSON value, also in the form `{"type": "function", "function": {...}}` of the APIs."""
         inner = value.get("function") if isinstance(value, dict) and "name" not in value else None
         value = inner if isinstance(inner, dict) and inner.get("name") in tool_names else value
         name = value.get("name") if isinstance(value, dict) else None
@@ -287,12 +300,12 @@ def _arguments(call: dict[str, Any]) -> Any:
 
 
 def parse_partial_json(text: str) -> Any:
-    """Return the value of the beginning of a JSON text: what is complete of it, and a string as far as it goes.
+    """Parse the beginning of a JSON text: its complete parts, and an unfinished string up to its end.
 
-    None where nothing is complete. A number or word that may go on is taken if it is one already.
+    Return None if no part is complete. An unfinished number or word is kept if it is already valid.
     """
     closers: list[str] = []
-    safe: tuple[int, str] | None = None  # up to here, and what closes it
+    safe: tuple[int, str] | None = None  # the complete text up to here, and the brackets that close it
     in_string = escaped = False
     for place, letter in enumerate(text):
         if in_string:
@@ -320,7 +333,7 @@ def parse_partial_json(text: str) -> Any:
 
 
 def _closed_string(text: str) -> str:
-    """Close the string in which a text ends, without an escape that is not complete."""
+    """Close the unfinished string at a text's end; drop an incomplete escape."""
     at = text.rfind("\\")
     if at >= 0 and not _is_escaped(text, at) and len(text) - at < (6 if text[at + 1 : at + 2] == "u" else 2):
         text = text[:at]

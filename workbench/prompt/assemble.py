@@ -2,9 +2,9 @@
 
     messages -> template -> text with origins -> answers as they were generated -> token ids by segment
 
-A turn that the model generated is text in the conversation, and read back from text it may have other tokens. So where
-its rendering holds exactly the text of its tokens, these stand in the prompt: a prompt that follows another begins with
-the other's tokens and the answer's.
+A generated turn is text in the conversation, and encoding that text again may give other tokens. So where its rendering
+equals the text of its generated tokens, the prompt takes these tokens: then the next prompt begins with the previous
+prompt's tokens and the answer's tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATER_SYSTEM = "system message after the first turn; say it in the system prompt
 
 
 class PromptReader(Protocol):
-    """A model as prompts need it; a runner is one."""
+    """The interface that prompt assembly needs of a model: its tokenizer and template. A runner has it."""
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
@@ -44,7 +44,7 @@ class PromptReader(Protocol):
 
 
 class Assembled(Protocol):
-    """A conversation as it is assembled."""
+    """The state of a conversation while its prompt is assembled."""
 
     @property
     def tools(self) -> tuple[Tool, ...]: ...
@@ -62,12 +62,14 @@ class Assembled(Protocol):
     def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
 
 
-Overflow = str | Callable[[Any, int], Any]  # refuse, cut_oldest, or (conversation, tokens too many) -> conversation
+Overflow = str | Callable[[Any, int], Any]  # refuse, cut_oldest, or (conversation, surplus) -> conversation
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a prompt of one origin: its first token, its tokens, the text, and the turn that it shows."""
+    """Consecutive prompt tokens of one origin: the index of the first token, the token ids, their text, and the number
+    of the turn that they show.
+    """
 
     name: str
     start: int
@@ -82,15 +84,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first token in which a prompt differs from an earlier one, or from it and the answer to it."""
+    """The first token where a prompt differs from an earlier prompt followed by its answer."""
 
     token: int
     segment: str
-    was: str  # the text from there on, before
+    was: str  # the text from there on, in the earlier prompt
     now: str
 
     def __str__(self) -> str:
-        return f"token {self.token}, in {self.segment}: {self.now!r} stands where {self.was!r} stood"
+        return f"token {self.token}, in {self.segment}: {self.now!r} in place of {self.was!r}"
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,13 @@ class Prompt(Displayable):
     Args:
         ids: the token ids.
         segments: stretches in order; together they hold all tokens.
-        text: what the template rendered.
-        conversation: what was assembled, after cuts.
+        text: the text that the template rendered.
+        conversation: the assembled conversation, after cuts.
         cut: turns that were left out to fit the context, oldest first.
-        answers: by turn, whether its generated tokens are `kept`, or why they are read back from text.
-        cut_tokens: the tokens that the cuts saved.
-        notes: what was written in another way than the template's own.
-        end_token_ids: the control token that ends the answer, as the template has it.
+        answers: by turn, `kept` if the prompt has its generated tokens, else the reason why its text was encoded again.
+        cut_tokens: the number of tokens that the cuts removed.
+        notes: the parts that were written by the workbench because the template does not show them.
+        end_token_ids: the template's control token that ends an answer.
     """
 
     ids: tuple[int, ...]
@@ -121,7 +123,9 @@ class Prompt(Displayable):
     decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)
 
     def part_ends(self) -> dict[str, int]:
-        """Return the end in tokens of each part behind which a breakpoint may stand: `tools`, `system`, `turn 0`."""
+        """Return for each part that a cache breakpoint may follow (`tools`, `system`, `turn 0`) the number of tokens up
+        to its end.
+        """
         ends: dict[str, int] = {}
         for segment in self.segments:
             part = segment.name.split(" ")[0].rstrip(":")
@@ -132,7 +136,9 @@ class Prompt(Displayable):
         return ends
 
     def divergence(self, previous: Prompt) -> Divergence | None:
-        """Return where this prompt parts from `previous` and the answer to it; None if it begins with both."""
+        """Return the first difference between this prompt and `previous` followed by its answer; None if this prompt
+        begins with both.
+        """
         expected = previous.ids
         if not self.cut and len(self.conversation.turns) > (number := len(previous.conversation.turns)):
             turn = self.conversation.turns[number]
@@ -147,11 +153,11 @@ class Prompt(Displayable):
         return Divergence(place, segment, was, now)
 
     def explain(self, cached_tokens: int | None = None, previous: Prompt | None = None) -> Table:
-        """Return a table of the segments: tokens, those in the prefix cache, and the text.
+        """Return a table of the segments: number of tokens, number of cached tokens, and text.
 
         Args:
-            cached_tokens: tokens of this prompt that are cached.
-            previous: an earlier prompt; the note says at which token and segment this one parts from it.
+            cached_tokens: number of tokens of this prompt in the prefix cache.
+            previous: an earlier prompt; a note names the first token and segment that differ from it.
         """
         headings = ["segment", "from token", "tokens", *["cached"] * (cached_tokens is not None), "text"]
         rows: list[list[object]] = []
@@ -187,20 +193,20 @@ def assemble(
     """Return the prompt of a conversation.
 
     Args:
-        conversation: what to put before the model.
+        conversation: the conversation to render.
         model: its tokenizer and chat template.
-        context: tokens that prompt and answer may have together; no limit unless given.
+        context: limit on prompt and answer tokens together; None: no limit.
         max_tokens: tokens kept free for the answer.
-        overflow: over the context, `refuse`; `cut_oldest` leaves out the oldest questions with all that answered them,
-            never the system prompt, tools, documents or the last question; or a function from the conversation and the
-            number of tokens too many to the conversation to take.
-        add_generation_prompt: end where the assistant begins.
-        continue_final_message: end within the last answer, to be continued.
-        now: the time that a template may write.
+        overflow: the policy for a prompt over the context: `refuse` raises; `cut_oldest` drops the oldest questions
+            with their answers, never the system prompt, tools, documents or the last question; a function takes the
+            conversation and the number of surplus tokens, and returns a shorter conversation.
+        add_generation_prompt: end with the opening of an assistant message.
+        continue_final_message: end within the last answer, so that the model continues it.
+        now: the current time for templates that print it.
 
     Raises:
-        WorkbenchError: without a tokenizer, a template or a turn; over the context; for a call without a result; and if
-            the template refuses.
+        WorkbenchError: the model has no tokenizer or template, the conversation has no turn, the prompt exceeds the
+            context, a call has no result, or the template refuses the messages.
     """
     continue_final_message = continue_final_message or conversation.continues
     add_generation_prompt = add_generation_prompt and not continue_final_message
@@ -238,7 +244,7 @@ def _cut_oldest(make: _Assembler, prompt: Prompt, room: int, max_tokens: int) ->
 
 
 def _first_token(prompt: Prompt, turn: int) -> int:
-    """Return where the first token of a turn, or of the next that is shown, stands."""
+    """Return the index of the first token of a turn, or of the next turn that is shown."""
     return min((each.start for each in prompt.segments if each.turn is not None and each.turn >= turn), default=0)
 
 
@@ -247,20 +253,20 @@ def _fitting(prompt: Prompt, room: int, max_tokens: int, otherwise: str = "") ->
         return prompt
     largest = max(prompt.segments, key=lambda each: len(each.token_ids))
     raise WorkbenchError(
-        f"the prompt has {len(prompt.ids):,} tokens, and {max(0, room):,} fit beside {max_tokens:,} of an answer; the "
-        f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it{otherwise}"
+        f"the prompt has {len(prompt.ids):,} tokens, and {max(0, room):,} fit together with an answer of "
+        f"{max_tokens:,}; the largest part is {largest.name} with {len(largest.token_ids):,}: shorten it{otherwise}"
     )
 
 
 def _check_instructions(text: Traced, conversation: Assembled) -> None:
-    """Refuse a system message after the first turn that the template leaves out (WorkbenchError)."""
+    """Raise WorkbenchError if the template drops a system message after the first turn."""
     later = {n for n, turn in enumerate(conversation.turns) if turn.role == "system" and turn.content.strip()}
     if later and not later <= {origin.index for _, origin in runs_of(text) if origin.part == "message"}:
         raise WorkbenchError(f"messages: this model's chat template shows no {LATER_SYSTEM}")
 
 
 class _Assembler:
-    """Renders and encodes conversations for one model."""
+    """A renderer and encoder of conversations for one model."""
 
     def __init__(
         self, model: PromptReader, add_generation_prompt: bool, continue_final_message: bool | str, now: datetime | None
@@ -291,7 +297,7 @@ class _Assembler:
         _check_instructions(text, conversation)
         by_default = bool(conversation.tools) and self._template.gaps(name).tools
         if by_default and all(origin.part != "tool" for _, origin in runs_of(text)):
-            raise WorkbenchError("tools: the model's chat template shows neither tools nor the message that lists them")
+            raise WorkbenchError("tools: the model's chat template shows neither tools nor a list of them in a message")
         tokens = encoder.encode(kept)
         segments = tuple(_segments(kept, tokens, conversation.turns, self._tokenizer))
         ids = tuple(id for each in segments for id in each.token_ids)
@@ -303,7 +309,7 @@ class _Assembler:
         )  # fmt: skip
 
     def _opening(self, conversation: Assembled) -> str:
-        """Return what the template writes before an answer."""
+        """Return the text that the template writes before an answer."""
         question = conversation.model_copy(update={"turns": (UserTurn(content="a"),)})
         texts = [
             str.__str__(self._render(question, add_generation_prompt=thinks, continue_final_message=False))
@@ -342,7 +348,7 @@ class _Assembler:
             raise WorkbenchError(f"{error}; perhaps it shows no {LATER_SYSTEM}") from None
 
     def _check_length(self, text: Traced, room: int) -> None:
-        """Refuse a text that cannot fit, before it is encoded: the parts that no cut takes have too many characters."""
+        """Refuse a text that cannot fit before encoding it: the parts that are never cut have too many characters."""
         fixed = [(length, origin) for length, origin in runs_of(text) if origin.part in FIXED_PARTS]
         least = sum(length for length, _ in fixed) // self._tokenizer.max_token_characters
         if least > room:
@@ -359,13 +365,13 @@ def _segments(
     turns: Sequence[UserTurn | AssistantTurn | ResultTurn],
     tokenizer: Tokenizer,
 ) -> Iterator[Segment]:
-    """Group tokens by the origin of their first character; a stand-in becomes the tokens that were generated."""
+    """Group tokens by the origin of their first character; replace each stand-in by the generated tokens."""
     ends: list[int] = []
     keys: list[tuple[str, int | None, bool]] = []
     for length, origin in runs_of(text):
         ends.append(length + (ends[-1] if ends else 0))
         keys.append((_name(origin), turn_shown(origin), origin.field == KEPT))
-    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # the key of a token behind the last character
+    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # the key of a token after the last character
     _join_tools(keys)
     characters, start, number = str.__str__(text), 0, 0
     named = []
@@ -385,7 +391,7 @@ def _segments(
 
 
 def _join_tools(keys: list[tuple[str, int | None, bool]]) -> None:
-    """Count what the template writes between two parts of one tool to that tool: a declaration is one segment."""
+    """Assign the template's text between two parts of one tool to that tool, so a declaration is one segment."""
     last = 0
     for place, key in enumerate(keys):
         if key[0] != _name(TEMPLATE):

@@ -1,11 +1,11 @@
-"""Say why a prompt was not read from the prefix cache, given an earlier one with which it should share its beginning,
-what that cost, and what it would have cost with a breakpoint elsewhere.
+"""Explain a prefix cache miss: why a prompt did not reuse the prefix of an earlier one, the cost, and the cost with a
+breakpoint in another place.
 
 earlier prompt  | system | tools | turn 0 | turn 1 |
 this prompt     | system | tools | turn 0 | TURN 1 | turn 2 |
-                  read from the cache ....^ the token, the part and the turn where they part
+                  read from the cache ....^ the first token, part and turn that differ
 
-earlier prompt  | monday | rules | tools | turn 0 |        behind what stays: | rules | tools | turn 0 | monday |
+earlier prompt  | monday | rules | tools | turn 0 |        after equal parts: | rules | tools | turn 0 | monday |
 this prompt     | TUESDAY| rules | tools | turn 0 |                           | rules | tools | turn 0 | TUESDAY|
                 ^ nothing is read                                               all of this is read ...^
 """
@@ -34,15 +34,15 @@ KIND_OF_PART: Mapping[str, MissKind] = {
     "document": "system_changed",  # documents and arguments of the template come before the first message
     "argument": "system_changed",
 }
-BEHIND_WHAT_STAYS = "all that changes behind all that stays"
+BEHIND_WHAT_STAYS = "all unchanged parts placed before all changed parts"
 
 
 @dataclass(frozen=True)
 class PromptSeen:
-    """A prompt that a model was asked to read.
+    """A prompt that was sent to a model.
 
-    `prompt` has its segments; None for ids and texts that were completed without a template. `pinned_tokens` of its
-    beginning were kept for a breakpoint.
+    `prompt` has the segments; None for token ids or text without a template. A breakpoint pinned the first
+    `pinned_tokens` tokens.
     """
 
     model: str
@@ -53,27 +53,28 @@ class PromptSeen:
 
 @dataclass(frozen=True)
 class CacheMiss:
-    """The reason why tokens of an earlier prompt were not read from the cache by this one, and its price.
+    """The reason why this prompt did not reuse cached tokens of an earlier prompt, and the cost.
 
-    The price is `missed_tokens`: with those that were read they are the whole pages that this prompt would have read,
-    had it begun with the earlier one. They are 0 where the earlier prompt is not known.
+    The cost is `missed_tokens`. If this prompt had begun with the whole earlier prompt, it would have reused the full
+    pages of the reused and the missed tokens together. It is 0 if the earlier prompt is unknown.
 
     Args:
-        kind: what changed first; `previous_not_found` if the earlier prompt is not kept (any more); `evicted` if the
-            beginning is the same and its pages are gone, or not yet written; `unavailable` without a prefix cache.
-        missed_tokens: tokens that were computed again.
-        evicted_tokens: of these, tokens before the first difference: the same, and not in the cache.
-        token: the position of the first token that differs; None if none does.
-        part: the segment in which it stands (`message 3: calls`).
-        turn: the turn that this segment shows; None outside of turns.
-        was: the text from there on in the earlier prompt.
-        now: the text from there on in this prompt.
-        missed_seconds: the time of these tokens at the pace of the engine; None while it has measured none.
-        elsewhere: the place at which fewest tokens would have been computed again, had a breakpoint stood there in
-            both prompts: `breakpoint after turn 3`, or `BEHIND_WHAT_STAYS`, where equal segments stay, and of a changed
-            one that is no turn its beginning and end; empty where no other place is better.
-        elsewhere_tokens: tokens that would have been computed again there; `missed_tokens` where none is better.
-        elsewhere_seconds: the time of these.
+        kind: the kind of the first changed part; `previous_not_found` if the earlier prompt is not stored (any more);
+            `evicted` if the prefix is equal but its pages are evicted or not written yet; `unavailable` without a
+            prefix cache.
+        missed_tokens: number of tokens that were computed again.
+        evicted_tokens: number of missed tokens before the first difference: equal, but not in the cache.
+        token: the position of the first different token; None if all are equal.
+        part: the segment that contains it (`message 3: calls`).
+        turn: the index of this segment's turn; None outside of turns.
+        was: the earlier prompt's text from the first different token on.
+        now: this prompt's text from the first different token on.
+        missed_seconds: the prefill time of the missed tokens at the engine's measured speed; None before a measurement.
+        elsewhere: the breakpoint position, the same in both prompts, with the fewest recomputed tokens: `breakpoint
+            after turn 3`, or `BEHIND_WHAT_STAYS`: all changed text moves after all equal text (equal segments, and the
+            equal beginning and end of a changed segment that is no turn). Empty if no position is better.
+        elsewhere_tokens: number of recomputed tokens for that position; `missed_tokens` if none is better.
+        elsewhere_seconds: the prefill time of `elsewhere_tokens`.
     """
 
     kind: MissKind
@@ -92,13 +93,13 @@ class CacheMiss:
     def __str__(self) -> str:
         words = f"{self.kind.replace('_', ' ')}: {_priced(self.missed_tokens, self.missed_seconds)} were computed again"
         if self.token is not None:
-            words += f"; token {self.token}, in {self.part}: {self.now!r} stands where {self.was!r} stood"
+            words += f"; token {self.token}, in {self.part}: {self.now!r} in place of {self.was!r}"
         words += f"; pages of {self.evicted_tokens} tokens are gone" if self.evicted_tokens else ""
         there = _priced(self.elsewhere_tokens, self.elsewhere_seconds)
         return words + (f"; with {self.elsewhere} it had been {there}" if self.elsewhere else "")
 
     def as_values(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields of the miss as plain values for JSON."""
         return asdict(self)
 
 
@@ -109,14 +110,14 @@ def explain_miss(
     page_size: int | None,
     seconds_per_token: float = 0.0,
 ) -> CacheMiss | None:
-    """Return why `present` did not read all of `earlier` from the cache; None if it did.
+    """Return why `present` did not reuse all of `earlier` from the cache; None if it did.
 
     Args:
-        earlier: the prompt whose prefix is expected in the cache; None if it is not known.
-        present: the prompt that was read.
-        cached_tokens: tokens of it that were found in the cache.
-        page_size: tokens of a page, in which prefixes are found; None without a prefix cache.
-        seconds_per_token: the engine's pace of prompts; 0 while it has measured none.
+        earlier: the prompt expected in the cache; None if unknown.
+        present: the prompt that was computed.
+        cached_tokens: number of tokens of `present` found in the cache.
+        page_size: tokens per page, the unit of prefix matches; None without a prefix cache.
+        seconds_per_token: the engine's prefill time per token; 0 before a measurement.
     """
     if earlier is None:
         return CacheMiss("previous_not_found")
@@ -137,7 +138,7 @@ def explain_miss(
 
 
 def _find_miss(earlier: PromptSeen, present: PromptSeen, cached_tokens: int, page_size: int | None) -> CacheMiss | None:
-    """Return what `explain_miss` does, without the price."""
+    """Return the miss that `explain_miss` reports, without its cost."""
     if page_size is None:
         return CacheMiss("unavailable", min(len(earlier.token_ids), len(present.token_ids)))
     # The last token of a prompt is always computed.
@@ -154,14 +155,14 @@ def _find_miss(earlier: PromptSeen, present: PromptSeen, cached_tokens: int, pag
     was, now = earlier.prompt, present.prompt
     if was is None or now is None:
         return CacheMiss("messages_changed", missed, evicted, place, "prompt")
-    parted = now.divergence(was) or Divergence(place, "", "", "")  # its answer is no part of what is compared here
+    parted = now.divergence(was) or Divergence(place, "", "", "")  # the earlier answer is not compared here
     segment = next((each for each in now.segments if each.start <= place < each.end), None)
     name, turn = ("its end", None) if segment is None else (segment.name, segment.turn)
     return CacheMiss(_kind(was, now, place), missed, evicted, place, name, turn, parted.was, parted.now)
 
 
 def _other_places(earlier: PromptSeen, present: PromptSeen, readable: int, page_size: int) -> Iterator[tuple[str, int]]:
-    """Yield places of breakpoints, and the tokens in whole pages that both prompts have alike up to each."""
+    """Yield breakpoint positions, each with the number of equal tokens before it in full pages."""
     was, now = earlier.prompt, present.prompt
     if was is None or now is None:
         return
@@ -177,7 +178,8 @@ def _other_places(earlier: PromptSeen, present: PromptSeen, readable: int, page_
 
 
 def _tokens_that_stay(was: Segment, now: Segment) -> int:
-    """Count the tokens of a segment that stay: of a turn all or none, of another those before and behind a change."""
+    """Count a segment's unchanged tokens: all or none of a turn, else those before and after the change.
+    """
     old, new = was.token_ids, now.token_ids
     if old == new or now.turn is not None:
         return len(new) if old == new else 0
@@ -186,7 +188,7 @@ def _tokens_that_stay(was: Segment, now: Segment) -> int:
 
 
 def _by_name(prompt: Prompt) -> dict[tuple[str, int], Segment]:
-    """Return the segments by name, and by number among those of the name."""
+    """Return the segments by name and number of occurrence of that name."""
     seen: Counter[str] = Counter()
     found = {}
     for each in prompt.segments:
@@ -205,7 +207,7 @@ def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def _kind(was: Prompt, now: Prompt, place: int) -> MissKind:
-    """Return what changed: the part at `place` in either prompt, or the next where the template's own text is there."""
+    """Return the kind of change: the part at `place` in either prompt, or the next part if `place` is template text."""
     old, new = was.conversation, now.conversation
     changed = {
         "tools_changed": old.tools != new.tools,

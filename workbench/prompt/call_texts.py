@@ -1,4 +1,4 @@
-"""Read calls of tools that are written in another way than as one JSON value: in tags, or a name before its arguments.
+"""Parse tool calls that are not one JSON value: calls in tags, or a name followed by arguments.
 
     <function=f>\n<parameter=x>\n1\n</parameter>\n</function>                  Qwen3-Coder
     <invoke name="f">\n<parameter name="x">1</parameter></invoke>              MiniMax M2
@@ -7,8 +7,8 @@
     functionf\n```json\n{"x": 1}\n```                                          DeepSeek up to R1, between control tokens
     functions.f:0{"x": 1}                                                      Kimi K2
 
-Values in tags are texts as they stand, and other values as JSON: the tool's schema says which of them one is. Where
-a model forgets `</parameter>`, the next argument or the call's end ends a value, as in vLLM's reader.
+A value in tags is a plain string or JSON, according to the type in the tool's schema. If a model forgets
+`</parameter>`, the next argument or the call's end ends the value, as in vLLM's parser.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from workbench.prompt.tools import MAX_SCHEMA_DEPTH, NAME, Tool, follow
 from workbench.prompt.turns import UNPARSED, ToolCall
 
-_CALLS = (  # name, body; and its arguments: name, value
+_CALLS = (  # name and body of a call; then name and value of its arguments
     (re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*(?=<function=|\Z)", re.DOTALL),
      re.compile(r"\s*<parameter=([^>\n]+)>\n?(?:((?:(?!</parameter>).)*?)\s*(?=<parameter=|\Z)"
                 r"|(.*?)\n?</parameter>\s*(?=<parameter=|\Z))", re.DOTALL)),
@@ -34,13 +34,14 @@ _CALLS = (  # name, body; and its arguments: name, value
 _BEGUN = re.compile(r'\s*(?:<function=([^>\n]+)>|<invoke name="([^"\n]+)">|([^\s<>{}]+)\s*(?=<arg_key>))')
 _NAMED = re.compile(rf"\s*({NAME.pattern})(?::\d+)?\s*(?P<fence>```json\s*)?(?=\{{)")
 _FENCE = re.compile(r"\s*```")
-MAX_FLAT = 64  # flat forms of one schema, at most
+MAX_FLAT = 64  # maximum number of flat forms of one schema
 _SPELT = {"True": "true", "False": "false", "None": "null"}  # constants as Python, and so templates, write them
 _KIND = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
 def read_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
-    """Return the calls in a text; none where it is something else. One that is cut off keeps its text, unparsed."""
+    """Return the calls in a text; an empty list if the text has another form. A truncated call keeps its text unparsed.
+    """
     for call, argument in _CALLS:
         if calls := list(_matches(call, text)):
             return [_call(name, body, argument, tools) for name, body in calls]
@@ -52,7 +53,7 @@ def read_calls(text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
 
 
 def kinds_of(schema: Any, root: Any) -> set[str]:
-    """Return the types of JSON that a schema names for its values, in branches too; empty where it names none."""
+    """Return the JSON types that a schema and its branches allow; empty if it names none."""
     types, is_nullable = set[str](), False
     seen, waiting = set[int](), [schema]
     while waiting:
@@ -72,12 +73,14 @@ def kinds_of(schema: Any, root: Any) -> set[str]:
 def flat_schemas(
     schema: Any, root: Any, depth: int = 0, resolved: dict[int, list[dict[str, Any]]] | None = None
 ) -> list[dict[str, Any]]:
-    """Return schemas of objects without branches that together admit what an object's schema does: with the properties,
-    the required ones, and `additionalProperties` false where no others are allowed. `known`: of schemas met before."""
+    """Return object schemas without branches that together allow the same values as an object schema. Each has
+    `properties`, the names in `required`, and `additionalProperties` false if no others are allowed. `resolved` has the
+    results for schemas flattened before.
+    """
     resolved = {} if resolved is None else resolved
     if id(schema) in resolved:
         return resolved[id(schema)]
-    resolved[id(schema)] = [{"properties": {}, "required": set()}]  # where a schema needs itself
+    resolved[id(schema)] = [{"properties": {}, "required": set()}]  # a recursive schema
     if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
         return resolved[id(schema)]
     required = schema.get("required")
@@ -110,7 +113,7 @@ def _branches(schema: dict[str, Any], root: Any) -> Iterator[Any]:
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str]]:
-    """Yield the groups of matches that follow one another to the end of a text; nothing where they do not."""
+    """Yield the groups of adjacent matches that cover a text to its end; nothing if they leave a gap."""
     matches, place = [], 0
     while match := pattern.match(text, place):
         matches.append((match[1], match[match.lastindex or 0]))
@@ -131,7 +134,7 @@ def _call(name: str, body: str, argument: re.Pattern[str], tools: Sequence[Tool]
 
 
 def _value(text: str, kinds: set[str]) -> Any:
-    """Return the value that a text in tags is, of one of these types of JSON; of any where there are none."""
+    """Parse the text in a tag as a value of one of these JSON types; of any type if none is given."""
     if kinds == {"string"}:
         return text
     try:
@@ -145,7 +148,7 @@ def _value(text: str, kinds: set[str]) -> Any:
 
 
 def _python_value(text: str) -> Any:
-    """Return the list or object that a text is as Python writes it, as some templates do; else the text."""
+    """Parse a list or dict in Python syntax, which some templates write; return other text unchanged."""
     try:
         value = ast.literal_eval(text.strip())
         return json.loads(json.dumps(value, allow_nan=False)) if isinstance(value, list | dict) else text
@@ -154,8 +157,9 @@ def _python_value(text: str) -> Any:
 
 
 def _names(words: str) -> Iterator[str]:
-    """Yield what the name of a tool may be in words that stand before its arguments: with an id behind it, or with the
-    kind of tool before it."""
+    """Yield the possible tool names in the words before the arguments: a name may be followed by an id, or preceded by
+    the kind of tool.
+    """
     yield words
     yield words[:-9]
     yield words.removeprefix("functions.")
@@ -167,7 +171,7 @@ def _kind(value: Any) -> str:
 
 
 def _named_json(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-    """Yield the calls of a text that is names, each before the JSON object of its arguments."""
+    """Yield the calls of a text that consists of names, each followed by a JSON object of arguments."""
     place, tool_names = 0, {tool.name for tool in tools}
     calls: list[ToolCall] = []
     while match := _NAMED.match(text, place):

@@ -1,6 +1,6 @@
 """Conversations as values: a system prompt, tools, documents and turns, in the order in which a model reads them.
 
-A conversation is frozen: `user`, `answer` and `result` return a longer one, which shares all that came before.
+A conversation is frozen: `user`, `answer` and `result` return a longer one, which shares the earlier turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workbench.settings import Settings
 
 
 class Document(Settings):
-    """A document that the model may use; more fields than these go to the template as they are."""
+    """A document that the model may use; extra fields go to the template unchanged."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -43,16 +43,16 @@ class Document(Settings):
 
 
 class Conversation(Displayable, Settings):
-    """The input of a model, up to the message that it is to answer.
+    """The input of a model: all messages up to the one that it should answer.
 
     Args:
-        system: the system prompt; of several blocks, all of them joined.
+        system: the system prompt; several blocks are joined.
         tools: functions with type hints and docstrings, JSON declarations, or `Tool` values.
-        documents: documents.
-        turns: turns in order; a text is a user's.
+        documents: documents for the template.
+        turns: turns in order; a string is a user turn.
         template: the name of one of several templates of the model's folder.
         template_arguments: further variables of the template (`enable_thinking`).
-        continues: the model goes on with the last turn, in place of a message of its own.
+        continues: the model continues the last turn and starts no message of its own.
     """
 
     system: Content | None = None
@@ -93,10 +93,10 @@ class Conversation(Displayable, Settings):
         documents: Iterable[Mapping[str, Any]] = (),
         **values: Any,
     ) -> Conversation:
-        """Make a conversation of messages in OpenAI's shape, as clients and `transformers` have them.
+        """Build a conversation from messages in OpenAI's format, as used by clients and `transformers`.
 
         Raises:
-            WorkbenchError: with the path of what is wrong: an unknown role or part, an image, a result without a call.
+            WorkbenchError: an unknown role or part, an image, or a result without a call; the message gives the path.
         """
         listed = list(messages)
         system = None
@@ -107,22 +107,22 @@ class Conversation(Displayable, Settings):
         return cls(system=system, tools=tuple(tools), documents=tuple(documents), turns=tuple(turns), **values)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the messages in the shape that templates read, without keys that have no value."""
+        """Return the messages in the format of chat templates, without keys that have no value."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *map(as_message, self.turns)]
 
     def prompt(self, model: PromptReader, **options: Any) -> Prompt:
-        """Return the prompt that `model` (a runner, say) reads; options are those of `prompt.assemble.assemble`."""
+        """Return the prompt for `model` (such as a runner); options are those of `prompt.assemble.assemble`."""
         return assemble(self, model, **options)
 
     def explain(self, model: PromptReader, previous: Prompt | None = None, **options: Any) -> Table:
-        """Return a table of the prompt's segments: tokens, what is cached, and where it parts from `previous`."""
+        """Return a table of the prompt's segments: tokens, cached tokens, and the first difference from `previous`."""
         prompt = assemble(self, model, **options)
         cached = getattr(model, "cached_tokens", None)
         return prompt.explain(cached(prompt.ids) if cached else None, previous)
 
     def user(self, content: Content, name: str | None = None) -> Conversation:
-        """Return the conversation with a new message of the user's."""
+        """Return the conversation with one more user message."""
         return self.with_turn(UserTurn(content=content, name=name))
 
     def answer(
@@ -132,14 +132,14 @@ class Conversation(Displayable, Settings):
         tool_calls: Iterable[ToolCall] = (),
         generated_ids: Iterable[int] = (),
     ) -> Conversation:
-        """Return the conversation with an answer of the model's."""
+        """Return the conversation with one more answer of a model."""
         calls, ids = tuple(tool_calls), tuple(generated_ids)
         return self.with_turn(AssistantTurn(content=content, thinking=thinking, tool_calls=calls, generated_ids=ids))
 
     def result(self, content: Content, call: ToolCall | None = None) -> Conversation:
-        """Return the conversation with what a tool returned, for `call` or for the first that has no result.
+        """Return the conversation with a tool's result for `call`, by default for the first call without a result.
 
-        Results stand in the order of the calls, whatever the order in which they come.
+        Results are stored in the order of the calls, whatever the order of their arrival.
         """
         waiting = self.unanswered_calls
         if call is None and waiting:
@@ -154,7 +154,7 @@ class Conversation(Displayable, Settings):
         return unanswered_calls(self.turns)
 
     def with_turn(self, turn: UserTurn | AssistantTurn | ResultTurn) -> Conversation:
-        """Return the conversation with one more turn, after a check of its order (WorkbenchError)."""
+        """Return the conversation with one more turn; WorkbenchError if the turn is out of order."""
         check_order((*self.turns, turn), len(self.turns))
         return self.model_copy(update={"turns": (*self.turns, turn)})
 

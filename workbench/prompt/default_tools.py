@@ -1,10 +1,10 @@
-"""Write tools, their calls and results for a chat template that shows none (SmolLM2's, Gemma's).
+"""Write tools, calls and results as text for chat templates that do not show them (SmolLM2, Gemma).
 
     system     the system prompt, then each tool as a line of JSON, and an example of its call
-    assistant  {"name": "f", "arguments": {"x": 1}}, a line for each call, behind the answer's text
-    user       f returned: 1, a line for each result, and then that the question be answered
+    assistant  {"name": "f", "arguments": {"x": 1}}, a line for each call, after the answer's text
+    user       f returned: 1, a line for each result, then a request to answer the question
 
-A call is text with which an answer begins, and needs no control token. What a template shows by itself is left to it.
+A call is text at the start of an answer and needs no control token. Parts that a template shows are left to it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LINE = Traced("\n", TEMPLATE)
 PARAGRAPH = Traced("\n\n", TEMPLATE)
 NAME = Traced("name", TEMPLATE)
 ARGUMENTS = Traced("arguments", TEMPLATE)
-EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}  # else a text
+EXAMPLES = {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}  # otherwise a string
 Message = Mapping[str, Any]
 
 
 class Gaps(NamedTuple):
-    """The things that a chat template does not show: tools, calls in answers, results of tools; a system message."""
+    """The parts that a chat template does not show: tools, calls in answers, tool results, system messages."""
 
     tools: bool = False
     calls: bool = False
@@ -39,14 +39,14 @@ class Gaps(NamedTuple):
 
 
 def fill(messages: Sequence[Message], tools: Sequence[Message], gaps: Gaps) -> list[Message]:
-    """Return messages in which what the template does not show of tools, calls and results is text.
+    """Return messages in which tools, calls and results that the template does not show are plain text.
 
-    Results that follow one another, and a user's message behind them, become one message: some templates want users
-    and answers in turns. Where none follows, results end with a request for the answer, without which SmolLM2 repeats
-    its call.
+    Consecutive results and a following user message become one message, because some templates require alternating
+    users and answers. If no user message follows, the results end with a request for the answer; without it SmolLM2
+    repeats its call.
     """
     filled: list[Message] = []
-    waiting: dict[str, str] = {}  # names of calls without a result, by id or place
+    waiting: dict[str, str] = {}  # names of calls without a result, by id or position
     has_results = False  # the last message
     for message in messages:
         role, content, calls = message["role"], message.get("content") or "", message.get("tool_calls") or ()
@@ -77,7 +77,7 @@ def _asking(results: Message) -> Message:
 
 
 def _with_tools(messages: list[Message], tools: Sequence[Message], gaps: Gaps) -> list[Message]:
-    """Return messages with the tools behind the system prompt, or before the first question."""
+    """Return messages with the tools after the system prompt, or before the first question."""
     in_question = gaps.system
     role, lines = "user" if in_question else "system", [BEFORE]
     declared = [tool.get("function", tool) for tool in tools]
@@ -99,7 +99,7 @@ def _call(function: Message) -> str:
 
 
 def _example(function: Message) -> Message:
-    """Return a call with the required arguments: small models write what they saw, and end where it ends."""
+    """Return an example call with the required arguments only: small models copy the example to its end."""
     schema = function.get("parameters") or {}
     properties, required = schema.get("properties"), schema.get("required")
     declared = properties if isinstance(properties, dict) else {}

@@ -1,6 +1,6 @@
-"""Put the tokens of answers, as they were generated, where a prompt holds exactly their text or says the same.
+"""Put the generated tokens of answers into a prompt that holds exactly their text or an equivalent rendering.
 
-JSON has several spellings, and bytes that are no text are shown as U+FFFD: what the model wrote is what is cached.
+JSON has several spellings, and invalid bytes are shown as U+FFFD, but only the generated tokens are in the cache.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from workbench.prompt.template_encoding import TemplateEncoder
 from workbench.prompt.traced import Origin, Traced, joined, runs_of
 from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 
-KEPT = "kept"  # the field of an origin: tokens as they were generated
+KEPT = "kept"  # field name of the origin of generated tokens
 NO_STAND_IN = "the tokenizer has no control token without spaces around it"
-NEAR = 200  # characters before an answer, which tell how its first token is decoded
-MAX_MATCHES = 200  # places where a turn's text may begin in what was generated
+NEAR = 200  # characters before an answer: they decide how its first token is decoded
+MAX_MATCHES = 200  # positions in the generated text where a turn's text may begin
 
 
 def keep_answers(
@@ -27,18 +27,19 @@ def keep_answers(
     end_token_ids: Sequence[int],
     opening: Callable[[], str],
 ) -> tuple[Traced, dict[int, str]]:
-    """Put a stand-in, with an origin of its own, where the text of a turn is that of its generated tokens.
+    """Replace the text of each generated turn that equals the text of its generated tokens by a stand-in with an origin
+    of its own.
 
     Args:
         text: the rendered conversation.
-        turns: its turns.
-        encoder: of the template.
+        turns: the conversation's turns.
+        encoder: the template's encoder.
         format: the control tokens of answers.
         end_token_ids: the control token that ends an answer, if the template writes one.
-        opening: returns what the template writes before an answer.
+        opening: returns the text that the template writes before an answer.
 
     Returns:
-        the text, and by turn whether its tokens are kept, or why not.
+        the text, and by turn `kept` or the reason why its tokens are not kept.
     """
     stand_in = encoder.tokenizer.plain_special_token
     answers: dict[int, str] = {}
@@ -71,7 +72,7 @@ def keep_answers(
 
 
 def _starts_of_messages(text: Traced) -> dict[int, tuple[int, int]]:
-    """Return the first characters [first, last) of each message."""
+    """Return the range of characters [first, last) of each message."""
     starts: dict[int, tuple[int, int]] = {}
     place = 0
     for length, origin in runs_of(text):
@@ -84,8 +85,9 @@ def _starts_of_messages(text: Traced) -> dict[int, tuple[int, int]]:
 def _find(
     text: Traced, number: int, start: tuple[int, int], ids: Sequence[int], spoken: str, encoder: TemplateEncoder
 ) -> int | None:
-    """Return where `spoken` stands in `text`, if it is the rendering of this message alone, with its control tokens
-    written by the template."""
+    """Return the position of `spoken` in `text` if all of it is this message's rendering and its control tokens are
+    written by the template.
+    """
     first, last = start
     words, plain, at = str.__str__(text)[first:last], str.__str__(text), -1
     controls = [*_control_places(ids, encoder)]
@@ -112,8 +114,9 @@ def _same_meaning(
     format: AnswerFormat,
     end_token_ids: Sequence[int],
 ) -> tuple[int, int]:
-    """Return the place and length of a turn's rendering behind its opening, if its thought, text and calls are those
-    of the tokens that were generated; a length of 0 if they are not."""
+    """Return the position and length of a turn's rendering after its opening if its thought, text and calls equal those
+    of the generated tokens; otherwise length 0.
+    """
     begin, last, at = opening[1], 0, 0
     for length, origin in runs_of(text):
         at += length
@@ -148,7 +151,7 @@ def _meaning(turn: AssistantTurn) -> tuple[object, ...]:
 
 
 def _control_places(ids: Sequence[int], encoder: TemplateEncoder) -> Iterator[tuple[int, int]]:
-    """Yield the characters of each control token in the text of `ids`."""
+    """Yield the character range of each control token in the text of `ids`."""
     controls = frozenset(encoder.control_ids.values())
     place = 0
     for is_control, group in groupby(ids, controls.__contains__):

@@ -1,4 +1,4 @@
-"""The workbench's own chat template, for models whose tokenizer has the demo's control tokens; demo-chat learned it.
+"""The workbench's own chat template, for tokenizers with the demo's control tokens; demo-chat was trained on it.
 
     <|begin|><|system|>prompt, tools, documents<|turn|>
     <|user|>question<|turn|>
@@ -7,8 +7,8 @@
     <|assistant|>text<|turn|>
 
 (without the line ends). A tool is one line, `name(arguments): first line of its description`. A thought is optional;
-where one is asked for (`enable_thinking`), the prompt opens it. Nothing that stands in a turn depends on a later one: a
-prompt begins with the prompt before it, and the answer to that.
+with `enable_thinking` the prompt opens it. The rendering of a turn never depends on a later turn, so a prompt begins
+with the previous prompt and its answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TEMPLATE = """\
 
 
 def own_template(tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the template if the tokenizer has all of its control tokens, else None."""
+    """Return the workbench's own chat template if the tokenizer has all of its control tokens, else None."""
     names = {*NAMES.values(), SYSTEM, USER, ASSISTANT, TOOL, TURN, THINK, THOUGHT_END}
     return (
         ChatTemplate(TEMPLATE, NAMES, "the workbench's chat template")

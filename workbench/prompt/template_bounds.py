@@ -1,8 +1,8 @@
 """Count the steps of a chat template, and refuse a template that takes more steps than its messages can need.
 
-A step is a character or an item that an operation reads or makes; a turn of a loop, a call or an operator is
-STEPS_PER_TURN more. Steps are counted before an operation runs, so none makes a
-value longer than a small multiple of the steps left.
+Each character or item that an operation reads or creates is one step; a loop iteration, a call or an operator costs
+STEPS_PER_TURN more. Steps are counted before an operation runs, so no value is longer than a small multiple of the
+remaining steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import jinja2
 from jinja2.utils import Namespace
 
-BASE_STEPS = 500_000  # steps that any template may take
+BASE_STEPS = 500_000  # steps allowed for every template
 STEPS_PER_CHARACTER = 64  # further steps for each character of the messages
 STEPS_PER_TURN = 16
-MAX_BITS = 1 << 14  # bits of an integer: as many digits as Python writes
-MULTIPLYING = frozenset(  # operations whose result can be as long as the product of their operands
+MAX_BITS = 1 << 14  # bits of an integer: the digits that Python prints by default
+MULTIPLYING = frozenset(  # operations with a result as long as the product of the operands
     ["batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "translate", "zfill"]
 )
 CONTAINERS = (list, tuple, set, frozenset, *map(type, ({}.keys(), {}.values(), {}.items())))
@@ -43,7 +43,7 @@ steps_left: ContextVar[Steps] = ContextVar("steps that the running template may 
 
 
 def steps_for(characters: int) -> Steps:
-    """Return the steps that a template may take for messages of so many characters."""
+    """Return the number of steps, as `Steps`, that a template may take for messages of `characters` characters."""
     return Steps(BASE_STEPS + STEPS_PER_CHARACTER * characters)
 
 
@@ -57,7 +57,9 @@ def spend(count: int) -> None:
 
 
 def turns(items: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator over the items that counts its turns; a value that is not iterable fails at once."""
+    """Return an iterator over `items` that counts each iteration as steps; a value that is not iterable fails
+    at once.
+    """
     iterator = iter(items)
 
     def counted() -> Iterator[Any]:
@@ -69,7 +71,7 @@ def turns(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def length(value: Any) -> int:
-    """Return the number of characters or items of a value, without what its items contain."""
+    """Return the number of characters or items of a value, without the contents of its items."""
     if not isinstance(value, int):
         return len(value) if hasattr(value, "__len__") else 1
     if value.bit_length() > MAX_BITS:
@@ -78,10 +80,10 @@ def length(value: Any) -> int:
 
 
 def size(value: Any) -> int:
-    """Return the number of characters and items of a value and of all that it contains, as often as it contains it.
+    """Return the number of characters and items of a value, nested values included each time they occur.
 
     Raises:
-        TemplateTooExpensive: if there are more than the steps left.
+        TemplateTooExpensive: if the number exceeds the remaining steps.
     """
     waiting, total, most = [value], 0, steps_left.get().left
     while waiting:
@@ -100,11 +102,11 @@ def size(value: Any) -> int:
 
 
 def growth(operation: str, operands: Sequence[Any]) -> int:
-    """Return by how much the result of an operation can be longer than its operands.
+    """Return by how much the result of an operation may at most be longer than its operands.
 
     Args:
         operation: a filter, a method or an operator.
-        operands: first the value that it is applied to.
+        operands: the value it is applied to, then its arguments.
     """
     match operation, operands:
         case "**", [int(base), int(power)]:
@@ -125,8 +127,9 @@ def growth(operation: str, operands: Sequence[Any]) -> int:
 
 
 def format_growth(text: str, values: Sequence[Any] = ()) -> int:
-    """Return the most steps that `text % values` can add: every number in the text may be a width, and where the text
-    has a `*` every number among the values. Each conversion cuts the text."""
+    """Return the maximum number of steps that `text % values` can add: each number in the text may be a width, and if
+    the text has a `*`, also each number among the values. Each conversion splits the text.
+    """
     widths = sum(map(int, NUMBER.findall(text)))
     if "*" in text:
         widths += sum(abs(each) for each in values if isinstance(each, int))

@@ -1,8 +1,9 @@
-"""Encode what a template rendered: control tokens are read where the template wrote them, and nowhere else.
+"""Encode a rendered template: text becomes control tokens only where the template itself wrote them.
 
-A text whose control tokens are all the template's is encoded as it stands, in one piece. Otherwise the template's own
-are replaced by characters of private use, and a copy of the tokenizer knows those in their place: the others are plain
-characters to it. Either way one call encodes the whole text, so that what stands side by side is merged as ever.
+If the template wrote all control tokens of a text, the text is encoded unchanged in one piece. Otherwise the template's
+control tokens are replaced by private-use characters, and a copy of the tokenizer knows these in place of the names, so
+that names in messages are plain characters. Either way one call encodes the whole text, and adjacent characters merge
+as usual.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.prompt.traced import Traced, runs_of
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)  # planes 15 and 16
-MAX_CUTS = 1000  # places where a model of whole words makes control tokens of plain characters
+MAX_CUTS = 1000  # positions where a word-level model turns plain characters into control tokens
 
 
 class TokenSpan(NamedTuple):
-    """A token, and the first and last (exclusive) of the characters that it was made of."""
+    """A token and its range of characters [first, last)."""
 
     id: int
     first: int
@@ -35,8 +36,7 @@ class TokenSpan(NamedTuple):
 class TemplateEncoder:
     """An encoder for the texts of one template.
 
-    `names` are added tokens beside the special ones that the template writes (Qwen's `<tool_call>`): they are control
-    tokens too.
+    `names` are further added tokens that the template writes (Qwen's `<tool_call>`), which count as control tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, names: Iterable[str] = ()):
@@ -45,15 +45,15 @@ class TemplateEncoder:
         self.control_ids = {**tokenizer.special_token_ids, **added}
         self._name_of = {id: name for name, id in self.control_ids.items()}
         self._lock = threading.Lock()
-        self.end_token_ids: tuple[int, ...] | None = None  # once the template is asked for them
-        self.call_marks: list[tuple[str, str]] | None = None  # once an answer's format is asked for
+        self.end_token_ids: tuple[int, ...] | None = None  # computed on first use
+        self.call_marks: list[tuple[str, str]] | None = None  # computed when an answer's format is first needed
 
     def encode(self, text: Traced) -> list[TokenSpan]:
-        """Return the tokens of a rendered text, with none put before it.
+        """Return the tokens of a rendered text; no token is prepended.
 
         Raises:
-            WorkbenchError: for a lone surrogate, for characters that can only be read as a control token, and for a
-                control token that the template computes from pieces of which some may be a person's.
+            WorkbenchError: for a lone surrogate, for characters that the tokenizer can only encode as a control token,
+                and for a control token that the template computes from pieces that may come from a message.
         """
         characters = str.__str__(text)  # without origins: quick to cut
         tokens = self._spans(characters)
@@ -78,12 +78,14 @@ class TemplateEncoder:
             return self._copy.encode(text)
 
     def written_tokens(self, text: str) -> list[TokenSpan]:
-        """Return the control tokens in a text that the template wrote."""
+        """Return the control tokens that the template wrote in a text."""
         controls = (token for token in self._spans(text) if token.id in self._name_of)
         return [each for each in controls if not self.is_unknown_character(each.id, text[each.first : each.last])]
 
     def is_unknown_character(self, id: int, text: str) -> bool:
-        """Return whether a token stands for characters that the vocabulary lacks, rather than for its name."""
+        """Return whether a token is the unknown token and stands for characters outside of the vocabulary, not for its
+        own name in the text.
+        """
         return id == self.tokenizer.unknown_id and not self.tokenizer.spells(text, self._name_of.get(id, ""))
 
     def _spans(self, text: str) -> list[TokenSpan]:
@@ -96,7 +98,7 @@ class TemplateEncoder:
 
 
 class _MarkedCopy:
-    """A copy of a tokenizer that reads a private character in place of each control token's name."""
+    """A copy of a tokenizer that reads a private-use character in place of each control token's name."""
 
     def __init__(self, encoder: TemplateEncoder):
         self._encoder, self._source = encoder, json.loads(encoder.tokenizer.to_json())
@@ -106,7 +108,7 @@ class _MarkedCopy:
     def encode(self, text: Traced) -> list[TokenSpan]:
         self._use_marks_not_in(text)
         marked, pieces = self._marked(text)
-        cuts: list[int] = []  # places in `marked` where a text is cut
+        cuts: list[int] = []  # positions in `marked` where the text is cut
         while True:
             tokens = self._tokens(marked, cuts)
             wrong_places = self._wrong(tokens, marked)
@@ -123,7 +125,7 @@ class _MarkedCopy:
             cuts = new
 
     def _use_marks_not_in(self, text: str) -> None:
-        """Build the copy; anew where a text holds characters of those that it uses."""
+        """Build the copy; rebuild it if a text contains the private-use characters it uses."""
         count = len(self._encoder.control_ids) + 1
         characters = {ord(each) for each in text if ord(each) >= PRIVATE_USE[0].start}
         if self._first >= 0 and characters.isdisjoint(range(self._first, self._first + count)):
@@ -152,15 +154,16 @@ class _MarkedCopy:
         inner = tokenizers.Tokenizer.from_str(
             json.dumps(self._source | {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None})
         )
-        for each in [*added, cut]:  # one by one, since their ids follow from their order
+        for each in [*added, cut]:  # one by one: ids are assigned in order
             inner.add_tokens([_added_token(each)])
         self._id_of: dict[int | None, int] = {inner.token_to_id(name): id for name, id in id_of.items()}
         self._cut_id = inner.token_to_id(self._cut)
         self._inner = inner
 
     def _marked(self, text: Traced) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text with marks in place of the template's control tokens, and (place in it, place in `text`) at
-        the beginning of each piece that is shifted as one."""
+        """Return the text with marks in place of the template's control tokens, and pairs (position in it, position in
+        `text`) at the start of each piece that is shifted as a whole.
+        """
         parts: list[str] = []
         pieces, place, length = [(0, 0)], 0, 0
         for first, last in _written_stretches(text):
@@ -175,7 +178,7 @@ class _MarkedCopy:
         return "".join([*parts, str.__str__(text[place:])]), pieces
 
     def _tokens(self, marked: str, cuts: Sequence[int]) -> list[TokenSpan]:
-        """Encode; ids and places are those of the original and of `marked`."""
+        """Encode `marked`, cut at `cuts`; return tokens with the original tokenizer's ids and positions in `marked`."""
         edges = [0, *cuts, len(marked)]
         text = self._cut.join(marked[a:b] for a, b in zip(edges, edges[1:], strict=False))
         encoding = self._inner.encode(text, add_special_tokens=False)
@@ -189,7 +192,7 @@ class _MarkedCopy:
         return tokens
 
     def _wrong(self, tokens: Sequence[TokenSpan], marked: str) -> list[int]:
-        """Return where to cut so that no control token is read of plain characters."""
+        """Return the positions to cut so that plain characters never become a control token."""
         cuts: list[int] = []
         for token in tokens:
             if self._is_wrong(token, marked):
@@ -207,7 +210,7 @@ class _MarkedCopy:
 
 
 class _WrittenPlaces:
-    """The places of a text that its template wrote."""
+    """The character positions of a text that its template wrote."""
 
     def __init__(self, text: Traced):
         self._starts: list[int] = []
@@ -228,7 +231,7 @@ class _WrittenPlaces:
 
 
 def _written_stretches(text: Traced) -> Iterator[tuple[int, int]]:
-    """Yield the longest stretches that the template wrote."""
+    """Yield the maximal character ranges that the template wrote."""
     place, first = 0, -1
     for length, origin in runs_of(text):
         if origin.is_written and first < 0:
@@ -242,7 +245,7 @@ def _written_stretches(text: Traced) -> Iterator[tuple[int, int]]:
 
 
 def _name_within(text: str, token: TokenSpan) -> tuple[int, int]:
-    """Return where a token's name stands in what it takes: some take the spaces around it too."""
+    """Return the position of a token's name within its match: some tokens also match the spaces around the name."""
     taken = text[token.first : token.last]
     if not taken.strip():
         return token.first, token.last

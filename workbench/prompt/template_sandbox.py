@@ -1,7 +1,7 @@
-"""Run chat templates in a sandbox that bounds their steps, and keep the origin of every character that they write.
+"""Run chat templates in a sandbox that bounds their steps and tracks the origin of every character they write.
 
-Jinja's immutable sandbox keeps a template from reaching out. It allows loops within loops, texts that double, powers,
-and paddings of a billion characters: `template_bounds` counts them.
+Jinja's immutable sandbox keeps a template from reaching other objects. It still allows nested loops, texts that double,
+powers, and paddings of a billion characters: `template_bounds` counts their steps.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from workbench.prompt.traced import TEMPLATE, Traced, follow, follow_format, joi
 from workbench.prompt.traced_json import to_json
 
 REMOVED_FILTERS = ("urlize", "xmlattr", "wordwrap", "pprint", "striptags")  # filters for web pages
-REMOVED_METHODS = ("encode", "format_map", "striptags", "to_bytes")  # bytes and codecs: their time has no bound
+REMOVED_METHODS = ("encode", "format_map", "striptags", "to_bytes")  # bytes and codecs: unbounded run time
 UNCOUNTED_FILTERS = ("length", "count")
 SELECTING_FILTERS = {"attr", "d", "default", "first", "items", "join", "last", "list", "map", "reverse"} | {
     "reject", "rejectattr", "select", "selectattr",
-}  # filters that pass items on without reading what the items contain  # fmt: skip
+}  # filters that pass items on without reading their contents  # fmt: skip
 TURNS, READ, SLICED = "turns", "read", "sliced"  # filters that the environment puts into a template
 SCOPES = ("_loop_vars", "_block_vars")  # arguments that Jinja adds to calls
 PASSED = (jinja2.Environment, nodes.EvalContext, Context)  # arguments that Jinja adds to filters
@@ -49,14 +49,14 @@ BUILT_IN = (str, int, float, list, tuple, dict)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """An environment whose templates are compiled by `bounded`, with their steps counted."""
+    """A Jinja environment that counts the steps of templates compiled by `bounded`."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     concat = staticmethod(joined)  # output of macros and blocks
 
     def __init__(self, **options: Any):
-        super().__init__(optimized=False, finalize=_written, **options)  # nothing is computed before it is counted
-        self.literals: list[Traced] = []  # texts of the template
+        super().__init__(optimized=False, finalize=_written, **options)  # count first, fold no constants
+        self.literals: list[Traced] = []  # literal texts of the template
         del self.globals["lipsum"]
         for name in REMOVED_FILTERS:
             del self.filters[name]
@@ -64,15 +64,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name in self.filters.keys() - UNCOUNTED_FILTERS:
             self.filters[name] = _bounded(name, self.filters[name], length if name in SELECTING_FILTERS else size)
         for name, test in self.tests.items():
-            if name == "in" or test.__module__ == "_operator":  # a comparison: other tests look at a type
+            if name == "in" or test.__module__ == "_operator":  # a comparison: other tests only look at a type
                 self.tests[name] = _bounded(name, test, size)
         self.filters |= {TURNS: turns, READ: _read, SLICED: _sliced}
 
     def bounded(self, text: str) -> Callable[..., Traced]:
-        """Compile `text` to a function from the steps left (`steps_for`), which it lowers, and variables to the output.
+        """Compile the template `text` to a function that returns its output. The function takes the remaining steps
+        (see `steps_for`), which it reduces, and the template's variables.
 
         Raises:
-            jinja2.TemplateError: if it is no template, or takes too many steps.
+            jinja2.TemplateError: if the text is not a template, or takes too many steps.
         """
         template = self.from_string(_Counted(self).visit(self.parse(text)))
 
@@ -110,7 +111,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         named = {name: value for name, value in kwargs.items() if name not in SCOPES}
         operands = [owner, *args, *named.values()]
         spend(STEPS_PER_TURN + length(owner) + growth(name, operands))
-        if not isinstance(__obj, Macro) or __obj.catch_varargs or __obj.catch_kwargs:  # which make a tuple or dict
+        if not isinstance(__obj, Macro) or __obj.catch_varargs or __obj.catch_kwargs:  # these create a tuple or dict
             spend(sum(map(size, operands[1:])))
         return _made(super().call(__context, __obj, *args, **kwargs), operands, size)
 
@@ -126,7 +127,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Formatter(SandboxedFormatter):
-    """A formatter that counts each field, with its width, before it writes it."""
+    """A formatter that counts the steps of each field, width included, before writing it."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         spend(size(value) + sum(map(int, NUMBER.findall(format_spec))))
@@ -134,7 +135,9 @@ class _Formatter(SandboxedFormatter):
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` ... `{% endgeneration %}`, as in transformers: the text between is the model's to write."""
+    """The tag `{% generation %}` ... `{% endgeneration %}`, as in transformers: the text between is generated by the
+    model.
+    """
 
     tags = {"generation"}
 
@@ -149,7 +152,8 @@ class GenerationTag(Extension):
 
 
 class _Counted(NodeTransformer):
-    """A transformer that counts what Jinja compiles to plain Python, and gives the template's literals their origin."""
+    """An AST transformer that counts operations which Jinja compiles to plain Python, and marks the origin of literals.
+    """
 
     def __init__(self, environment: BoundedEnvironment):
         self._environment = environment
@@ -175,14 +179,15 @@ class _Counted(NodeTransformer):
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self._environment)
 
     def _literal(self, text: str, line: int) -> nodes.Expr:
-        """Return a node for a text of the template. It is no filter: `map` would make a literal of a person's text."""
+        """Return a node for a literal text. It is not a filter: `map` could turn message text into a literal with one.
+        """
         self._environment.literals.append(Traced(text, TEMPLATE))
         number = nodes.Const(len(self._environment.literals) - 1)
         return nodes.Getitem(nodes.EnvironmentAttribute("literals"), number, "load", lineno=line)
 
 
 def _bounded(name: str, function: Callable[..., Any], measure: Callable[[Any], int]) -> Callable[..., Any]:
-    """Wrap a filter or test so that it counts what it reads and makes."""
+    """Wrap a filter or test so that it counts the values it reads and creates."""
 
     @wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +199,7 @@ def _bounded(name: str, function: Callable[..., Any], measure: Callable[[Any], i
 
 
 def _made(value: Any, operands: Any, measure: Callable[[Any], int]) -> Any:
-    """Return the result of an operation, counted, and with the origin of its operands if it has none."""
+    """Count the result of an operation and return it, with the origin of its operands if it has none."""
     if isinstance(value, GeneratorType):
         return turns(value)
     spend(measure(value))

@@ -35,10 +35,10 @@ CONFIG, FILE, FOLDER = "tokenizer_config.json", "chat_template.jinja", "addition
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as in Hugging Face
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # roles of OpenAI's API
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
-MAX_NESTING = 64  # objects and lists within a message
-CHARACTERS_PER_TEXT = 32  # added to the length of each text: a template has work with every message
-PROBE_STEPS = BASE_STEPS // 4  # steps of one probe: a hostile template takes them each time
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names of the field for a thought in templates
+MAX_NESTING = 64  # maximum nesting of objects and lists in a message
+CHARACTERS_PER_TEXT = 32  # added to the length of each text: every message costs a template some steps
+PROBE_STEPS = BASE_STEPS // 4  # step limit of one probe: a hostile template uses it up each time
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # id of a call that Mistral's templates accept
 PROBED, LONG_ID, SHORT = "probed_tool", "call_0123456789abcdef01234567", "bcdef0123"
 PROBED_ARGUMENTS = {"x": "a probed value"}
@@ -46,18 +46,19 @@ SYSTEM, QUESTION, RESULT = "a system prompt", "a question", "a result"
 _PROBED = {"name": PROBED, "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
 PROBE = {"type": "function", "function": _PROBED}
 BARE_CALL = re.compile(rf'\s*\[?\s*{{[^{{}}]*"{PROBED}"')
-CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' tag; its space shows whether a template strips texts
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' tag; its space reveals whether a template strips texts
 CONTINUED_ORIGIN = Origin("continued")
-FRAME = ""  # the origin of a part's keys: it stands before all others, so `origin_of` names a part as data by it
+FRAME = ""  # origin of a part's keys: it sorts before all others, so `origin_of` uses it for a part as a whole
 _MODULE = re.escape(Traced.__module__)
-TRACED = re.compile(  # the name of our class of texts, in the words of an error
+TRACED = re.compile(  # the name of our string class in error messages
     rf"""(["'])(?:{_MODULE}\.)?Traced((?: object)?\1)|{_MODULE}\.Traced( object)"""
 )
 
 
 class CallHabits(NamedTuple):
-    """Ways of a template with calls of tools: it refuses ids that are longer or shorter than nine letters or digits, it
-    writes a call as JSON where an answer begins, behind no token, and it refuses two calls in one answer."""
+    """Properties of a chat template, each true or false: it accepts only call ids of nine letters or digits; it writes
+    a call as JSON at the start of an answer, without a control token; it refuses two calls in one answer.
+    """
 
     wants_short_ids: bool
     writes_bare_calls: bool
@@ -65,12 +66,13 @@ class CallHabits(NamedTuple):
 
 
 class ChatTemplate:
-    """A chat template. Its own control tokens are read as such; those that a message spells are plain characters.
+    """A chat template. Control tokens that it writes are encoded as such; names of control tokens in messages are plain
+    characters.
 
     Args:
         text: the Jinja template, or several by name: `default`, and `tool_use` where there are tools.
-        names: the tokens that it can name: `bos_token`, `eos_token`, ...
-        where: where it comes from, for errors.
+        names: the token variables of the template: `bos_token`, `eos_token`, ...
+        where: its source, for error messages.
     """
 
     def __init__(self, text: str | Mapping[str, str], names: Mapping[str, str], where: str = "chat template"):
@@ -83,18 +85,19 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """Return the Jinja text of the default template, or of the only one."""
+        """Return the Jinja source of the default template, or of the only one."""
         return self.texts[DEFAULT] if DEFAULT in self.texts else next(iter(self.texts.values()))
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ChatTemplate | None:
-        """Return the templates in `chat_template.jinja`, `additional_chat_templates/` or `tokenizer_config.json`; None
-        without one."""
+        """Load the templates of `chat_template.jinja`, `additional_chat_templates/` or `tokenizer_config.json`; return
+        None if there is none.
+        """
         file, config = Path(folder) / FILE, Path(folder) / CONFIG
         try:
             values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
             entry = values.get("chat_template")
-            if isinstance(entry, list):  # several by name
+            if isinstance(entry, list):  # several templates by name
                 entry = {each["name"]: each["template"] for each in entry}
             texts = {DEFAULT: entry} if isinstance(entry, str) else dict(entry or {})
             named = sorted((Path(folder) / FOLDER).glob("*.jinja"))
@@ -108,10 +111,11 @@ class ChatTemplate:
         return cls(texts, plain, str(file if file.exists() else config)) if texts else None
 
     def choose(self, name: str | None = None, tools: bool = False) -> str:
-        """Return the name of the template to use: `name`, or `tool_use` with tools where there is one, or the default.
+        """Return the name of the template to use: `name`, else `tool_use` if there are tools and such a template, else
+        the default.
 
         Raises:
-            WorkbenchError: if there is none of that name.
+            WorkbenchError: if no template has that name.
         """
         name = name or (WITH_TOOLS if tools and WITH_TOOLS in self.texts else DEFAULT)
         if name in self.texts:
@@ -133,20 +137,20 @@ class ChatTemplate:
     ) -> Traced:
         """Return the prompt's text with the origin of every character.
 
-        A content that is a text is given as one part where the template shows it only so.
+        A string content is passed as a list of one part if the template only shows it in that form.
 
         Args:
-            messages: as in `transformers.apply_chat_template`; texts that are `Traced` keep their origins.
-            tools: declarations of tools, as at OpenAI.
-            documents: with title and text.
-            add_generation_prompt: end where the assistant begins.
-            continue_final_message: end where the last message's content ends, or its field of this name.
+            messages: as in `transformers.apply_chat_template`; `Traced` strings keep their origins.
+            tools: tool declarations in OpenAI's format.
+            documents: documents with title and text.
+            add_generation_prompt: end with the opening of an assistant message.
+            continue_final_message: end with the last message's content, or with its field of this name.
             template: the name of one of several templates.
             arguments: further variables of the template (`enable_thinking`).
-            now: what `strftime_now` says; this moment unless given.
+            now: the time that `strftime_now` prints; default: the current time.
 
         Raises:
-            WorkbenchError: if the template refuses the messages, or would loop or grow without end.
+            WorkbenchError: if the template refuses the messages, loops without end or produces an endless text.
         """
         if continue_final_message and add_generation_prompt:
             raise WorkbenchError("continue_final_message ends within a message, add_generation_prompt before one: "
@@ -181,7 +185,9 @@ class ChatTemplate:
         return _until_mark(text) if continue_final_message else text
 
     def call_habits(self, template: str | None = None) -> CallHabits:
-        """Return what the template of this name does with calls: it is shown one, by ids of three lengths, and two."""
+        """Return the properties of a template's tool calls, found by rendering one call, with ids of three lengths, and
+        two calls.
+        """
         name = self._known(template)
         if name not in self._habits:
             short, *others = (self.written_call(name, id) for id in (SHORT, LONG_ID, SHORT[:1]))
@@ -191,7 +197,9 @@ class ChatTemplate:
         return self._habits[name]
 
     def gaps(self, template: str | None = None) -> Gaps:
-        """Return what the template of this name does not show, by trying; where it shows tools its own way is taken."""
+        """Return the parts of a conversation that the template of this name does not show, found by probing. A template
+        that shows tools is used with its own format of calls.
+        """
         name = self._known(template)
         if name not in self._gaps:
             system, question, answer, result = _probes(SHORT)
@@ -205,15 +213,16 @@ class ChatTemplate:
             lacks_calls = lacks_tools and not shows(PROBED, *begin, answer)
             self._gaps[name] = Gaps(
                 tools=lacks_tools,
-                calls=lacks_calls,  # and then a role `tool` that it writes is as any other, and its model saw none
+                calls=lacks_calls,  # then a role `tool` is printed as any other, and its model never saw it
                 results=lacks_calls or (lacks_tools and not shows(RESULT, *begin, answer, result)),
                 system=lacks_tools and not shows(SYSTEM, system, question),
             )
         return self._gaps[name]
 
     def written_call(self, template: str | None = None, id: str = "", count: int = 1) -> str | None:
-        """Return what is written where a prompt ends of an answer with a call of PROBED, or with `count`, and with an
-        `id` of their results too; None where it is refused."""
+        """Return the text that the template writes after a prompt for an answer with `count` calls of PROBED; with an
+        `id` their results are included. None if the template refuses the messages.
+        """
         name = self._known(template)
         messages, gaps = _probes(id or SHORT, count)[1 : None if id else 3], self.gaps(name)
         tools = None if gaps.tools else [PROBE]
@@ -226,7 +235,7 @@ class ChatTemplate:
     def _rendered(
         self, name: str, messages: Sequence[Mapping[str, Any]], tools: Any = None, **variables: Any
     ) -> str | None:
-        """Return what the template writes of messages; None where it refuses them."""
+        """Return the rendered messages; None if the template refuses them."""
         variables |= {**self.names, "documents": None, "strftime_now": lambda _: "", "tools": tools}
         compiled = self._compiled[name]
         listed = [_message(each, number, compiled.words) for number, each in enumerate(messages)]
@@ -239,11 +248,11 @@ class ChatTemplate:
         return template if template in self.texts else next(iter(self.texts))
 
     def encode(self, text: Traced, tokenizer: Tokenizer, template: str | None = None) -> list[TokenSpan]:
-        """Return the tokens of what `render` returned, with the characters of each."""
+        """Encode a text that `render` returned; return its tokens with their character ranges."""
         return self.encoder(tokenizer, template).encode(text)
 
     def encoder(self, tokenizer: Tokenizer, template: str | None = None) -> TemplateEncoder:
-        """Return the encoder for what the template of this name renders."""
+        """Return the encoder for texts that the template `template` renders."""
         name = self._known(template)
         encoders = self._encoders.setdefault(tokenizer, {})
         if name not in encoders:
@@ -253,11 +262,13 @@ class ChatTemplate:
         return encoders[name]
 
     def literals(self, template: str | None = None) -> str:
-        """Return the texts that the template of this name holds, apart from each other."""
+        """Return the literal texts in the source of the template `template`."""
         return self._compiled[self._known(template)].literals
 
     def end_token_ids(self, tokenizer: Tokenizer, template: str | None = None) -> tuple[int, ...]:
-        """Return the control token that ends an answer: what the template writes behind one. None if it writes none."""
+        """Return the control token that the template writes after an answer, as a tuple of one id; empty if it writes
+        none.
+        """
         encoder = self.encoder(tokenizer, template)
         if encoder.end_token_ids is None:
             encoder.end_token_ids = self._find_end(encoder, template)
@@ -267,20 +278,20 @@ class ChatTemplate:
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
             text = self.render(talk, add_generation_prompt=False, template=template)
-        except WorkbenchError:  # it wants more than a question and an answer
+        except WorkbenchError:  # it requires more than a question and an answer
             return ()
         place = 0
         for length, origin in runs_of(text):
             place += length
             if (origin.part, origin.index) == ("message", 1):
                 return tuple(token.id for token in encoder.written_tokens(text[place:]))[:1]
-        return ()  # it shows no answer
+        return ()  # it does not show answers
 
     def ids(self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the prompt's token ids, up to where the assistant begins.
+        """Return the prompt's token ids, up to the start of the assistant's message.
 
         Raises:
-            WorkbenchError: for messages without a role or a content, and if `render` fails.
+            WorkbenchError: if a message lacks a role or content, and if `render` fails.
         """
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -293,15 +304,17 @@ class ChatTemplate:
 
 
 def behind_prompt(whole: str, prompt: str) -> str:
-    """Return what stands in a text behind its prompt, or behind what of it both have: a prompt may open a thought that
-    no history shows."""
+    """Return the part of a text after its prompt. If the text does not begin with the whole prompt, return the part
+    after their common prefix: a prompt may open a thought that is not shown in a history.
+    """
     same = len(commonprefix([prompt, whole]))
     return whole[same if same == len(prompt) else 1 + max(whole.rfind(each, 0, same) for each in "\n>]") :]
 
 
 def _probes(id: str, count: int = 1) -> list[dict[str, Any]]:
-    """Return a system prompt, a question, an answer that calls a tool, and the result; of `count` calls, all of one
-    id."""
+    """Return probe messages: a system prompt, a question, an answer with `count` calls, and their results, all with one
+    id.
+    """
     call = {"type": "function", "id": id, "function": {"name": PROBED, "arguments": dict(PROBED_ARGUMENTS)}}
     return [
         {"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION},
@@ -311,7 +324,7 @@ def _probes(id: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 class _Compiled:
-    """One template: its function, the words that it names, and its literals."""
+    """One compiled template: its function, the role words in its source, and its literals."""
 
     def __init__(self, text: str, where: str):
         environment = BoundedEnvironment(
@@ -322,14 +335,16 @@ class _Compiled:
             self.render: Callable[..., Traced] = environment.bounded(text)
             tree = environment.parse(text)
             self.words = ROLES | {each for each in _constants(tree) if each.isidentifier()}
-        except Exception as error:  # an error of Jinja, or of Python compiling Jinja's code
+        except Exception as error:  # raised by Jinja, or by Python when it compiles Jinja's code
             raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
         data = [node.data for node in tree.find_all(nodes.TemplateData)]
         self.literals = "\0".join([*data, *_constants(tree)])
 
 
 def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> dict[str, Any]:
-    """Return a message as the template sees it: texts with origins, no keys without value, a thought by every name."""
+    """Return a message for the template: strings with origins, no keys without value, and the thought under every known
+    name.
+    """
     if not isinstance(message, Mapping):
         raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
     system = number == 0 and message.get("role") in ("system", "developer")
@@ -340,8 +355,9 @@ def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> 
 
 
 def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield messages in which ids of calls are nine letters or digits: others are mapped, each always to the same, and
-    one is made for a call without."""
+    """Yield messages with call ids of nine letters or digits: other ids are mapped consistently, and a missing id is
+    generated.
+    """
     waiting: list[str] = []
     for number, message in enumerate(messages):
         if calls := message.get("tool_calls"):
@@ -354,8 +370,10 @@ def _with_short_ids(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, An
 
 
 def _with_one_call_each(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield messages in which an answer has one call: one with several becomes as many, each before its own result."""
-    waiting: list[tuple[Any, dict[str, Any]]] = []  # ids, and answers that are not yielded yet
+    """Yield messages with one call per answer: an answer with several calls becomes several answers, each followed by
+    its result.
+    """
+    waiting: list[tuple[Any, dict[str, Any]]] = []  # open call ids, and answers that are not yielded yet
     for message in messages:
         if message.get("role") in ("tool", "function"):
             id = message.get("tool_call_id")
@@ -366,7 +384,7 @@ def _with_one_call_each(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str
         else:
             yield from (each for _, each in waiting)
             calls = message.get("tool_calls") or ()
-            rest = {"role": message.get("role"), "content": ""}  # the text and the thought stand before the first
+            rest = {"role": message.get("role"), "content": ""}  # the text and the thought stay with the first call
             answers = [{**(rest if n else message), "tool_calls": [call]} for n, call in enumerate(calls)]
             waiting = [(call.get("id"), each) for call, each in zip(calls, answers, strict=True)]
             if calls:
@@ -381,7 +399,7 @@ def _short_id(id: str) -> str:
 
 
 def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any]:
-    """Return the message with the origin ROLE for a kind, of the message or of its parts, that the template names."""
+    """Return the message with origin ROLE for a role or part type that the template mentions in its source."""
 
     def named(value: dict[str, Any], key: str) -> dict[str, Any]:
         kind = value.get(key)
@@ -393,10 +411,11 @@ def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any
 
 
 def _with_all_shown(messages: Sequence[dict[str, Any]], render: Callable[..., Traced]) -> Traced:
-    """Render messages, with a content as one part where a template shows it only so, as those of models that see do.
+    """Render messages; a content becomes a list of one part if the template shows only parts, as templates of vision
+    models do.
 
-    What it shows in neither form stays a text, and so do mere spaces, which it may strip. Where it refuses texts, all
-    contents are tried as parts.
+    A content that is shown in neither form stays a string, and so does one of spaces only, which may be stripped. If
+    the template refuses strings, all contents are tried as parts.
     """
     texts = {n: each["content"] for n, each in enumerate(messages) if isinstance(each.get("content"), str)}
     refusal: Exception | None = None
@@ -422,7 +441,7 @@ def _with_all_shown(messages: Sequence[dict[str, Any]], render: Callable[..., Tr
 
 
 def _hidden(shown: Traced, texts: Mapping[int, str]) -> set[int]:
-    """Return the numbers of the texts of which no character is shown; marks of JSON belong to no text alone."""
+    """Return the indices of the texts without a single rendered character; JSON punctuation belongs to no text."""
     shown_origins = {str(origin) for _, origin in runs_of(shown)}
     data = {
         n: {str(origin) for _, origin in runs_of(text) if not origin.is_written and origin.part != "computed"}
@@ -432,14 +451,15 @@ def _hidden(shown: Traced, texts: Mapping[int, str]) -> set[int]:
 
 
 def _in_part(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a message with its content in one part. What is made of the part as a whole has the origin of its keys."""
+    """Return a message with its content as one part. Text that is made from the whole part has the origin of its keys.
+    """
     frame = Origin(FRAME, number)
     part = {Traced("type", frame): Traced("text", ROLE), Traced("text", frame): message["content"]}
     return {**message, "content": [part]}
 
 
 def _mark_end(messages: list[dict[str, Any]], field: str) -> None:
-    """Put a mark behind a field of the last message, or behind the last text of its parts."""
+    """Append a mark to a field of the last message, or to the last text of its parts."""
     last = messages[-1] if messages else {}
     value, mark = last.get(field), Traced(CONTINUED, CONTINUED_ORIGIN)
     if isinstance(value, str):
@@ -453,7 +473,7 @@ def _mark_end(messages: list[dict[str, Any]], field: str) -> None:
 
 
 def _until_mark(text: Traced) -> Traced:
-    """Return the text before the last mark, without spaces at its end where the template strips them."""
+    """Return the text before the last mark, without trailing spaces if the template strips them."""
     place, mark = 0, -1
     for length, origin in runs_of(text):
         if origin.part == CONTINUED_ORIGIN.part:
@@ -461,7 +481,7 @@ def _until_mark(text: Traced) -> Traced:
         place += length
     if mark < 0:
         raise WorkbenchError("continue_final_message: the chat template does not show the last message as it is")
-    has_space = str.startswith(text, CONTINUED, mark)  # transformers' rule, also where the template adds a space itself
+    has_space = str.startswith(text, CONTINUED, mark)  # transformers' rule, also if the template itself adds a space
     return text[:mark] if has_space else text[:mark].rstrip()
 
 

@@ -1,7 +1,7 @@
 """Declare tools: from Python functions with type hints and docstrings, or from JSON schemas.
 
-A JSON declaration without parameters (absent, null or {}) is of a function without arguments. One whose schema has no
-`type` describes an object, since arguments are one.
+A JSON declaration without parameters (absent, null or {}) declares a function without arguments. A schema without
+`type` describes an object, since arguments always are an object.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ARGUMENT = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class Tool(Settings):
-    """A tool: its declaration, which the model reads, and the function that carries it out where there is one."""
+    """A tool: the declaration that the model reads, and the function that executes it, if any."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any]  # a JSON schema of type object
-    returns: dict[str, Any] | None = None  # a JSON schema, for templates that show it
-    given: dict[str, Any] | None = None  # a JSON declaration that says more, or in another order: it is shown as it is
-    strict: bool = False  # its schema is carried out as a whole, or refused
+    returns: dict[str, Any] | None = None  # a JSON schema of the result, for templates that show it
+    given: dict[str, Any] | None = None  # a JSON declaration with more keys or another order, shown unchanged
+    strict: bool = False  # the whole schema is enforced, or refused
     function: Callable[..., Any] | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("name")
@@ -59,7 +59,7 @@ class Tool(Settings):
         return value
 
     def declaration(self) -> dict[str, Any]:
-        """Return the declaration in OpenAI's shape, which templates read."""
+        """Return the declaration in OpenAI's format, which templates read."""
         if self.given is not None:
             return self.given
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
@@ -71,11 +71,11 @@ class Tool(Settings):
 def declare(tool: Tool | Callable[..., Any] | Mapping[str, Any]) -> Tool:
     """Return the tool that a function, a JSON declaration or a `Tool` describes.
 
-    Of a function, the description is the docstring before `Args:`, and each argument's is the line there; an argument
+    A function's description is its docstring before `Args:`; an argument's description is its line there; an argument
     without a default is required.
 
     Raises:
-        WorkbenchError: with what is missing: a schema, a type hint, a docstring.
+        WorkbenchError: names what is missing: a schema, a type hint or a docstring.
     """
     if isinstance(tool, Tool):
         return tool
@@ -90,7 +90,7 @@ def declare(tool: Tool | Callable[..., Any] | Mapping[str, Any]) -> Tool:
 
 
 def declare_all(tools: Iterable[Tool | Callable[..., Any] | Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Return what `declare` makes of each; WorkbenchError where two have one name."""
+    """Return the tools that `declare` makes of each; WorkbenchError if two have the same name."""
     declared: dict[str, Tool] = {}
     for each in tools:
         tool = declare(each)
@@ -101,7 +101,7 @@ def declare_all(tools: Iterable[Tool | Callable[..., Any] | Mapping[str, Any]]) 
 
 
 def check_schema_size(schema: Any, where: str) -> None:
-    """Refuse a schema that is nested deeper, or has more parts, than any tool needs (WorkbenchError)."""
+    """Raise WorkbenchError if a schema is nested too deep or has too many parts."""
     waiting: list[tuple[Any, int]] = [(schema, 0)]
     count = 0
     while waiting:
@@ -118,8 +118,9 @@ def check_schema_size(schema: Any, where: str) -> None:
 
 
 def follow(schema: Any, reference: str) -> tuple[Any, tuple[str | int, ...], str]:
-    """Return what a reference within a schema names, its path, and the step that there is none of, if so. One to an
-    anchor, or out of the schema, names nothing."""
+    """Resolve a reference within a schema: return its target, its path, and the first path step that is missing, if
+    any. References to an anchor or out of the schema have no target.
+    """
     node, path = schema, ()
     if reference != "#" and not reference.startswith("#/"):
         return None, path, reference
@@ -136,7 +137,7 @@ def follow(schema: Any, reference: str) -> tuple[Any, tuple[str | int, ...], str
 
 def _from_json(given: Mapping[str, Any]) -> Tool:
     given = given.get("given") or given  # a `Tool` as plain values
-    function = given.get("function", given)  # OpenAI's chat shape has it within; Responses and Anthropic's do not
+    function = given.get("function", given)  # OpenAI's chat format nests it; Responses and Anthropic's do not
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise WorkbenchError('tool: must have a name: {"type": "function", "function": {"name", "parameters"}}')
     where = f"tool {function['name']!r}"
@@ -188,7 +189,7 @@ def _from_function(function: Callable[..., Any]) -> Tool:
 
 
 def _schema(hint: Any, where: str, lenient: bool = False) -> dict[str, Any]:
-    """Return the JSON schema of a type hint; `lenient`: an empty one for types that JSON does not have."""
+    """Return the JSON schema of a type hint; `lenient`: an empty schema for types that JSON does not have."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return {}
@@ -234,7 +235,9 @@ def _choices(values: list[Any], where: str) -> dict[str, Any]:
 
 
 def _parse_docstring(text: str) -> tuple[str, dict[str, str], str]:
-    """Return the description, those of arguments by name, and what it returns, of a docstring in Google's style."""
+    """Parse a docstring in Google's style: the description, the descriptions of arguments by name, and that of the
+    result.
+    """
     sections: dict[str, list[str]] = {"": []}
     section = sections[""]
     for line in text.splitlines():

@@ -1,8 +1,8 @@
-"""Texts that know where each of their characters comes from, through whatever a template does to them.
+"""Strings that track the origin of each character through the operations of a template.
 
-A chat template writes control tokens; a person's text only spells them. Both are characters of one rendered text, so
-each character keeps its origin. Characters that a template holds as literals are its own. All others are contents; a
-text made in a way that is not followed here is COMPUTED, never a literal.
+A chat template writes control tokens; a message can only spell their names. Both are characters of one rendered text,
+so each character keeps its origin. Characters from a template's literals have the origin TEMPLATE; all others are
+content. A text from an operation that is not tracked is COMPUTED, never a literal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of characters of a prompt.
+    """The origin of characters in a prompt.
 
     `part` is template, role (a word such as `user`, which a template may put into a control token), computed, system,
     tool, document, message or argument; `index` counts within the part, and `field` is a path within it.
@@ -31,7 +31,7 @@ class Origin:
 
     @property
     def is_written(self) -> bool:
-        """Return whether the template itself wrote this: only here are control tokens read as such."""
+        """Return whether the template itself wrote this text: only such text is encoded to control tokens."""
         return self.part in ("template", "role")
 
     def __str__(self) -> str:
@@ -40,13 +40,13 @@ class Origin:
 
 
 TEMPLATE, ROLE, COMPUTED = Origin("template"), Origin("role"), Origin("computed")
-Run = tuple[int, Origin]  # so many characters of one origin
+Run = tuple[int, Origin]  # (number of characters, their origin)
 
 
 class Traced(str):
-    """A text with the origins of its characters: `_runs` are lengths with an origin, in order.
+    """A string with the origins of its characters: `_runs` lists (length, origin) in order.
 
-    Methods that are not defined here return a plain `str`, whose origin `follow` derives from what it was made of.
+    Methods that are not defined here return a plain `str`; `follow` derives its origin from the inputs.
     """
 
     __slots__ = ("_runs",)
@@ -152,13 +152,13 @@ class Traced(str):
         return self._mapped(str.swapcase)
 
     def _pieces(self, pieces: list[str], sep: str | None) -> list[Traced]:
-        """Locate pieces that follow each other in this text: with `sep` between them, or with spaces (None)."""
+        """Locate consecutive pieces of this text, separated by `sep`, or by spaces (None)."""
         starts = [*accumulate((length for length, _ in self._runs), initial=0)]
         located, place = [], 0
         for piece in pieces:
             place = str.find(self, piece, place) if sep is None else place
             end = place + len(piece)
-            run = bisect_right(starts, place) - 1  # not from the first run on: there may be as many as pieces
+            run = bisect_right(starts, place) - 1  # not from run 0: there may be as many runs as pieces
             runs = self._runs[run : bisect_left(starts, end)]
             located.append(Traced(piece, _cut(runs, place - starts[run], end - starts[run])))
             place = end + len(sep or "")
@@ -168,9 +168,9 @@ class Traced(str):
         return self[:place], self[place : place + len(sep)], self[place + len(sep) :]
 
     def _mapped(self, change: Callable[[str], str], by_letter: bool = True) -> str:
-        """Change the case of letters. No change shortens one: where a text stays as long, all places stay.
+        """Change the case of letters. No change shortens a letter, so if the length stays equal, all positions stay.
 
-        `by_letter`: a letter becomes as long whatever stands around it.
+        `by_letter`: the length of a letter's result does not depend on its neighbours.
         """
         text, plain = change(self), str.__str__(self)
         if len(text) == len(self):
@@ -182,7 +182,7 @@ class Traced(str):
 
 
 def joined(parts: Iterable[Any]) -> Traced:
-    """Join texts; a plain one is COMPUTED."""
+    """Join texts to one with the origins of all parts; a plain text gets the origin COMPUTED."""
     parts = list(parts)
     return Traced("".join(parts), (run for part in parts for run in runs_of(part)))
 
@@ -192,7 +192,9 @@ def runs_of(text: str) -> tuple[Run, ...]:
 
 
 def follow(value: Any, inputs: Iterable[Any]) -> Any:
-    """Return `value`, made of `inputs` in a way that is not followed: its plain texts take the origin of these."""
+    """Return `value`, the result of an untracked operation on `inputs`: its plain strings take the origin of the
+    inputs.
+    """
     if type(value) is str:
         return Traced(value, origin_of(inputs))
     if type(value) in (list, tuple) and any(type(each) is str for each in value):
@@ -202,10 +204,11 @@ def follow(value: Any, inputs: Iterable[Any]) -> Any:
 
 
 def origin_of(inputs: Iterable[Any]) -> Origin:
-    """Return the origin of what is made of `inputs`: a literal of literals alone, a content of contents alone.
+    """Return the origin of a text computed from `inputs`: a literal if all inputs are literals, content if all are
+    content.
 
-    COMPUTED for all others: a control token in such a text could be the template's or a person's. A role among them
-    changes nothing: it is a word, and no control token.
+    Mixed inputs give COMPUTED: a control token in such a text may come from the template or from a message. A role
+    among the inputs is ignored: it is a word, not a control token.
     """
     common = {origin for each in inputs for origin in _origins(each)}
     origins = {each for each in common if each.part != "role"} or common
@@ -216,7 +219,7 @@ def origin_of(inputs: Iterable[Any]) -> Origin:
 
 
 def plain(value: Any) -> Any:
-    """Return texts, and lists and mappings of them, without their origins."""
+    """Return a value without origins: plain strings in place of traced ones, also within lists and mappings."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
@@ -225,9 +228,9 @@ def plain(value: Any) -> Any:
 
 
 def traced(value: Any, origin: Origin) -> Any:
-    """Return `value` with every text in it, keys too, of this origin; the path is added to its field.
+    """Return `value` with this origin for every string in it, keys included; the path is added to the origin's field.
 
-    Texts that are traced already stay as they are."""
+    Strings that are traced already stay unchanged."""
     if isinstance(value, str):
         return value if isinstance(value, Traced) else Traced(value, origin)
     if isinstance(value, Mapping):
@@ -264,7 +267,7 @@ def _by_character(text: Traced) -> list[Origin]:
 
 
 def _origins(value: Any) -> Iterator[Origin]:
-    """Yield the origins of every text in `value`; COMPUTED for a plain one."""
+    """Yield the origins of every string in `value`; COMPUTED for a plain one."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -280,7 +283,7 @@ _CONVERSION = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<how>[-#0 +]*[\d]*(?:\.\d
 
 
 def _formatted(text: Traced, values: Any) -> str:
-    """Return `text % values`, followed where no width is taken from the values."""
+    """Return `text % values`, tracked if no width comes from the values."""
     made = str.__mod__(text, values)
     conversions, pieces, rest = list(_CONVERSION.finditer(text)), [], 0
     named: Any = values
@@ -307,7 +310,7 @@ def _one(value: Any, how: str, as_it_is: bool) -> str:
 
 
 def follow_format(text: str, made: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return `made`, which is `text.format(*args, **kwargs)`, followed where its fields are plain texts."""
+    """Return `made`, the result of `text.format(*args, **kwargs)`, tracked if its fields are plain strings."""
     pieces: list[str] = []
     literal = origin_of([text])
     try:

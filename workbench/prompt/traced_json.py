@@ -18,7 +18,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return the JSON of `value`; marks and numbers have the origin of the texts around them."""
+    """Return the JSON of `value`; punctuation and numbers have the origin of the surrounding strings."""
     options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     made = json.dumps(plain(value), ensure_ascii=ensure_ascii, **plain(options))
     origin = origin_of([value])

@@ -1,5 +1,6 @@
-"""Turns of a conversation as values: what a person said, what the model answered, what a tool returned; and the same as
-messages in OpenAI's shape."""
+"""Turns of a conversation as values: user messages, model answers and tool results; and their conversion to messages in
+OpenAI's format.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from workbench.errors import WorkbenchError
 from workbench.settings import Settings
 
 SYSTEM_ROLES = ("system", "developer")
-THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names that clients give a thought
-UNPARSED = "unparsed"  # the argument that holds what a call gave in place of an object
-MAX_ARGUMENT_DEPTH = 48  # templates read messages of 64 levels, and arguments stand at the sixth
+THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names that clients use for a thought
+UNPARSED = "unparsed"  # the argument that holds the raw text if a call's arguments are not an object
+MAX_ARGUMENT_DEPTH = 48  # templates read messages of 64 levels, and arguments start at the sixth
 
 
 def _join(content: Any) -> Any:
@@ -24,12 +25,12 @@ def _join(content: Any) -> Any:
     return "".join(content) if content is parts and all(isinstance(each, str) for each in parts) else content
 
 
-# A text. Where it comes in several parts they are joined as they stand: few templates read all parts in every role.
+# A string. Several parts are joined without a separator: few templates read all parts in every role.
 Content = Annotated[str, BeforeValidator(_join)]
 
 
 class ToolCall(Settings):
-    """A call of a tool, as the model asked for it."""
+    """A tool call by the model."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -37,13 +38,14 @@ class ToolCall(Settings):
 
     @classmethod
     def parse(cls, name: str, arguments: str | Mapping[str, Any], id: str = "") -> ToolCall:
-        """Parse the arguments as they come over the wire, a JSON object. What is none, is nested too deep to be
-        rendered, or has an infinite number, is kept as text under `unparsed`: a malformed call in a history never
-        spoils the turns after it."""
+        """Parse the arguments from the wire, a JSON object. Text that is not an object, is nested too deep to be
+        rendered, or has an infinite number, is kept under `unparsed`, so a malformed call in a history never breaks
+        later turns.
+        """
         try:
             values = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else dict(arguments)
             if isinstance(values, dict) and not is_too_deep(values):
-                json.dumps(values, allow_nan=False)  # 1e999 is infinite in Python, and that is no JSON
+                json.dumps(values, allow_nan=False)  # 1e999 is infinite in Python, and infinity is not JSON
                 return cls(name=name, arguments=values, id=id)
         except (ValueError, RecursionError):
             pass
@@ -52,7 +54,7 @@ class ToolCall(Settings):
 
 
 class UserTurn(Settings):
-    """A message of the user's; with the role system, an instruction after the first turn."""
+    """A user message, or with the role system an instruction after the first turn."""
 
     role: Literal["user", "system"] = "user"
     content: Content
@@ -60,10 +62,10 @@ class UserTurn(Settings):
 
 
 class AssistantTurn(Settings):
-    """An answer of the model's: a thought, a text, calls of tools.
+    """A model's answer: a thought, a text and tool calls.
 
-    `generated_ids` are the tokens that it generated. Where the turn is rendered to exactly their text, they stand in
-    the prompt as they were, so that the cached prefix reaches to the end of the answer.
+    `generated_ids` are the generated tokens. If the turn is rendered to exactly their text, the prompt contains these
+    tokens, so that the cached prefix reaches to the end of the answer.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -75,7 +77,7 @@ class AssistantTurn(Settings):
 
 
 class ResultTurn(Settings):
-    """A result of a tool. `call_id` names the call; without it, results belong to calls in their order."""
+    """A tool's result. `call_id` names the call; without it, results belong to the calls in order."""
 
     role: Literal["tool"] = "tool"
     content: Content
@@ -120,7 +122,9 @@ def _waiting_after(waiting: list[ToolCall], turn: UserTurn | AssistantTurn | Res
 def order_results(
     turns: tuple[UserTurn | AssistantTurn | ResultTurn, ...],
 ) -> tuple[UserTurn | AssistantTurn | ResultTurn, ...]:
-    """Return turns with the results at their end in the order of the calls, where all of them name their call."""
+    """Return the turns with the tool results at the end sorted in the order of the calls, if every result names its
+    call.
+    """
     first = len(turns)
     while first and isinstance(turns[first - 1], ResultTurn):
         first -= 1
@@ -135,10 +139,11 @@ def order_results(
 
 
 def check_order(turns: Sequence[UserTurn | AssistantTurn | ResultTurn], first: int = 0) -> None:
-    """Check that every result, from turn `first` on, has its call, and every call its result before the next turn.
+    """Raise WorkbenchError unless, from turn `first` on, every result has a call and every call has a result before the
+    next turn.
 
     Raises:
-        WorkbenchError: with the turn.
+        WorkbenchError: names the turn.
     """
     waiting = unanswered_calls(turns[:first])
     for number in range(first, len(turns)):
@@ -158,7 +163,7 @@ def check_order(turns: Sequence[UserTurn | AssistantTurn | ResultTurn], first: i
 
 
 def describe_turn(turn: UserTurn | AssistantTurn | ResultTurn) -> str:
-    """Return a turn in one line."""
+    """Describe a turn in one line."""
     words = [turn.content]
     if isinstance(turn, AssistantTurn):
         words = [f"(thought: {truncate_text(turn.thinking or '', 40)})"] * bool(turn.thinking) + words
@@ -189,7 +194,7 @@ def parse_turn(message: Any, where: str) -> UserTurn | AssistantTurn | ResultTur
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise WorkbenchError(f"{where}: must be an object with a role and a content")
     role, content = message["role"], message.get("content")
-    if role == "user" or role in SYSTEM_ROLES:  # templates know an instruction by system
+    if role == "user" or role in SYSTEM_ROLES:  # templates use the role system for an instruction
         kind = "user" if role == "user" else "system"
         return UserTurn(role=kind, content=parse_content(content, f"{where}.content"), name=message.get("name"))
     if role in ("tool", "function"):
@@ -216,7 +221,7 @@ def _parsed_call(call: Any, where: str) -> ToolCall:
 
 
 def parse_content(content: Any, where: str) -> str:
-    """Return the text of a content, whose parts are joined (WorkbenchError for parts that are no text)."""
+    """Return the text of a message's content with its parts joined; WorkbenchError for parts that are not text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple) or not content:

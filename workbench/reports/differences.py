@@ -1,4 +1,4 @@
-"""List the differences of two records of one experiment: settings, environment, tokens."""
+"""List the differences between two records of one experiment: settings, environment, tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workbench.trace.recorder import row_name
 VERSION_ENTRIES = ("python", "implementation", "packages", "compiler", "platform", "commit")
 HARDWARE_ENTRIES = ("machine", "cpu", "memory_bytes", "gpu")
 RUNTIME_ENTRIES = ("threads", "backend")
-AGENT_ROUNDS = "agent_rounds.parquet"  # of measure.agent
-DRIFTING_ENTRY = "cpu.frequency_mhz"  # from second to second
+AGENT_ROUNDS = "agent_rounds.parquet"  # table of the workload measure.agent
+DRIFTING_ENTRY = "cpu.frequency_mhz"  # changes from second to second
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One value that changed, and its dotted path."""
+    """One value that differs between two records, with its dotted path."""
 
     path: str
     was: Any
@@ -32,9 +32,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """The first token that differs in a request's output, counted from 0.
+    """The first token that differs between two outputs of a request; positions count from 0.
 
-    `was` or `now` is None where that output ends earlier; `position` is None where only one run has the request.
+    `was` or `now` is None if that output has ended before the position. `position` is None if only one run has the
+    request.
     """
 
     request: str
@@ -47,14 +48,14 @@ class TokenDifference:
         if self.position is None:
             return f"{self.request}: only in one of the runs"
         if self.was is None or self.now is None:
-            return f"{self.request}: {self.lengths[0]} tokens, then {self.lengths[1]}, equal as far as both go"
+            return f"{self.request}: {self.lengths[0]} tokens, then {self.lengths[1]}, equal up to the shorter's end"
         return f"{self.request}: token {self.position} was {self.was}, is {self.now}"
 
 
 def setting_differences(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
-    """List the settings in which `experiment` differs from the record's own file.
+    """List the settings in which `experiment` differs from the experiment stored in the record.
 
-    Settings that are newer than the record appear with their default.
+    Settings that are newer than the record are compared by their defaults.
     """
     try:
         written = read_yaml(before.experiment_text, f"run {before.path}: experiment.yaml")
@@ -64,18 +65,18 @@ def setting_differences(before: Record, experiment: Experiment) -> tuple[Differe
 
 
 def environment_differences(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
-    """List the differences of two environments, among the entries called `names`."""
+    """List the differences between two environments among the entries `names`."""
     was, now = ({name: record.environment.get(name) for name in names} for record in (before, after))
     return tuple(each for each in leaf_differences(was, now) if each.path != DRIFTING_ENTRY)
 
 
 def output_differences(before: Record, after: Record) -> tuple[TokenDifference, ...]:
-    """List the first differing token of each request and sample whose outputs differ."""
+    """List the first differing token of each request and sample with different outputs."""
     return token_differences(outputs_of(before), outputs_of(after))
 
 
 def outputs_of(record: Record) -> list[dict[str, Any]]:
-    """Return a row for each output of a run: its requests, or the answers of an agent by question."""
+    """Return a row for each output of a run: an output of a request, or an agent's answer to a question."""
     if not (record.path / AGENT_ROUNDS).is_file():
         return record.requests.to_pylist()
     rows = record.read_table(AGENT_ROUNDS).to_pylist()
@@ -100,7 +101,7 @@ def token_differences(
 
 
 def leaf_differences(before: Any, after: Any, path: str = "") -> list[Difference]:
-    """List every leaf that differs, by its dotted path."""
+    """List the differences between two nested values, each with the dotted path of the innermost value."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = [*before, *(name for name in after if name not in before)]
         return [

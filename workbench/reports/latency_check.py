@@ -1,4 +1,5 @@
-"""Check a run's latencies against the recorded spread. They say nothing about correctness."""
+"""Check whether a repeated run's latencies lie within the recorded spread. The check does not concern the correctness
+of outputs."""
 
 from __future__ import annotations
 
@@ -12,18 +13,21 @@ from workbench.reports.differences import HARDWARE_ENTRIES, environment_differen
 from workbench.runs.condition import MANIFEST
 from workbench.runs.metrics import per_request, percentile
 from workbench.runs.record import Record
+from workbench.units import format_seconds
 
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL"}
-STEP_LATENCIES = ("tpot_s", "itl_s")  # a replay has these too: it submits by step and ignores the clock
-MAX_REPETITIONS = 50  # the latest repetitions
+# the only latencies compared in a replay, which forms steps as recorded and ignores the clock
+STEP_LATENCIES = ("tpot_s", "itl_s")
+MAX_REPETITIONS = 50  # number of the latest repetitions used
 STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]+$")
 
 
 @dataclass(frozen=True)
 class LatencyCheck:
-    """A median latency in seconds, now and as recorded, and the spread it is compared with.
+    """The median of one latency in seconds, in the record and in the repetition, and the spread that their difference
+    is compared with.
 
-    `spread_source` names the source of the spread.
+    `spread_source` describes the origin of the spread.
     """
 
     name: str
@@ -39,16 +43,17 @@ class LatencyCheck:
 
     def __str__(self) -> str:
         side = "inside" if self.within_spread else "above" if self.now > self.high else "below"
-        spread = f"{self.low * 1e3:,.2f} to {self.high * 1e3:,.2f} in {self.spread_source}"
-        return f"{self.name} p50 {self.now * 1e3:,.2f} ms, was {self.was * 1e3:,.2f}: {side} the spread ({spread})"
+        spread = f"{format_seconds(self.low)} to {format_seconds(self.high)} in {self.spread_source}"
+        times = f"{format_seconds(self.now)}, was {format_seconds(self.was)}"
+        return f"{self.name} p50 {times}: {side} the spread ({spread})"
 
 
 def check_latencies(before: Record, after: Record) -> tuple[LatencyCheck, ...]:
-    """Compare each latency's median with its spread.
+    """Compare the median of each latency in the repetition with the record, relative to the spread.
 
-    The spread is over repetitions of the run in the same folder (the same experiment on the same hardware). Without any
-    it goes from the 10th to the 90th percentile within the recorded run. A replay is compared by the times between
-    tokens alone.
+    The spread is that of repetitions of the run in the same folder (same experiment, same hardware). Without
+    repetitions it is the range from the 10th to the 90th percentile within the recorded run. For a replay only the
+    times between tokens are compared.
     """
     replayed = after.summary.get("replayed_steps") is not None
     repeated = [before, *find_repetitions(before, after)]
@@ -73,7 +78,7 @@ def check_latencies(before: Record, after: Record) -> tuple[LatencyCheck, ...]:
 
 
 def find_repetitions(record: Record, exclude: Record | None = None) -> list[Record]:
-    """List other finished runs of the same experiment on the same hardware in the same folder, the latest first."""
+    """List other finished runs of the same experiment on the same hardware in the same folder, latest first."""
     wanted = record.manifest.get("experiment.yaml")
     stem = STAMP.sub("", record.name)
     out = []
@@ -85,7 +90,7 @@ def find_repetitions(record: Record, exclude: Record | None = None) -> list[Reco
             )
             if same and other.summary.get("replayed_steps") is None:
                 out.append(other)
-        except WorkbenchError:  # damaged or unfinished: no evidence
+        except WorkbenchError:  # skip a damaged or unfinished run
             continue
         if len(out) == MAX_REPETITIONS:
             break
@@ -100,7 +105,7 @@ def _beside(record: Record, stems: Sequence[str]) -> list[Path]:
 
 
 def _values(record: Record, key: str) -> Iterator[float]:
-    """Yield a latency of every request of a run, or of every token."""
+    """Yield the values of a latency: one for every request of a run, or one for every token."""
     for row in per_request(record.requests.to_pylist(), record.tokens.to_pylist()):
         value = row[key]
         if isinstance(value, list):

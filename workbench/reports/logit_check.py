@@ -1,4 +1,6 @@
-"""Bound the distance of today's logits from a record's: its tokens are fed through the model again."""
+"""Bound the distance between logits computed now and those of a recorded run, by feeding the recorded tokens through
+the model.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,21 @@ from workbench.request import Request, SamplingParameters
 from workbench.runs.record import Record
 from workbench.trace.recorder import row_name
 
-MAX_TOKENS_CHECKED = 128  # tokens checked of a request
+MAX_TOKENS_CHECKED = 128  # number of tokens checked for each request
 
 
 @dataclass(frozen=True)
 class LogitCheck:
-    """The check of one request's recorded tokens.
+    """The result of checking the logits of one request's recorded tokens.
 
-    `error` is the largest distance of today's logits from the exact ones. `bound` is the largest distance that any
+    `error` is the largest distance of logits computed now from the exact ones. `bound` is the largest distance that a
     computation in this precision may have (executors/reference.py): `ERROR_FACTOR` times the error of the eager
-    modules, plus a rounding. Two runs that both keep to the bound are at most twice that apart.
+    modules, plus a rounding term. Two runs within the bound differ by at most twice the bound.
 
-    `greedy_shortfall` is the most by which a recorded token's logit falls below the exact best (greedy sampling only),
-    at most 2 bounds. `divergence_gap` is the exact distance between the two tokens at which the runs diverge.
-    `logprob_error` is the largest distance of recorded log-probabilities from today's, at most 4 bounds. None: does not
-    apply, or was not recorded.
+    `greedy_shortfall` is the largest difference between the exact best logit and a recorded token's logit (greedy
+    sampling only), at most 2 bounds. `divergence_gap` is the exact difference between the logits of the two tokens at
+    which the runs diverge. `logprob_error` is the largest distance between recorded log-probabilities and those
+    computed now, at most 4 bounds. Each is None if it does not apply or was not recorded.
     """
 
     request: str
@@ -60,7 +62,9 @@ class LogitCheck:
 
     @property
     def explained_by_rounding(self) -> bool | None:
-        """Return whether rounding explains the divergence of the runs; None where they agree, or tokens are sampled."""
+        """Return whether rounding explains why the runs diverge; None if they do not diverge, or if tokens are sampled
+        at random.
+        """
         return None if self.divergence_gap is None else self.divergence_gap <= 2 * self.bound
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,37 +72,37 @@ class LogitCheck:
 
     def __str__(self) -> str:
         words = (
-            f"{self.request}, {self.num_tokens} tokens: at most {self.error:.1e} from exact, {self.bound:.1e} allowed"
+            f"{self.request}, {self.num_tokens} tokens: logits {self.error:.1e} off at most, {self.bound:.1e} allowed"
         )
         if self.greedy_shortfall is not None:
-            words += f"; recorded tokens at most {self.greedy_shortfall:.1e} below the best"
+            words += f"; logits of recorded tokens at most {self.greedy_shortfall:.1e} below the best"
         if self.logprob_error is not None:
-            words += f"; recorded log-probabilities at most {self.logprob_error:.1e} from today's"
+            words += f"; recorded log-probabilities at most {self.logprob_error:.1e} from those computed now"
         if self.divergence_gap is not None:
-            can = "rounding suffices" if self.explained_by_rounding else "rounding does not suffice"
-            words += f"; where the runs part the two tokens are {self.divergence_gap:.1e} apart: {can}"
+            can = "rounding suffices" if self.explained_by_rounding else "rounding does not explain it"
+            words += f"; where the runs diverge, the two logits are {self.divergence_gap:.1e} apart: {can}"
         return words + ("" if self.within_bound else "; NOT within the bound")
 
 
 def check_logits(
     record: Record, experiment: Experiment, differences: Iterable[TokenDifference] = (), max_requests: int = 2
 ) -> tuple[LogitCheck, ...]:
-    """Check the logits of a record's requests, first those whose tokens differ.
+    """Check the logits of a record's requests, those with different tokens first.
 
     Args:
-        record: the run whose tokens are fed through the model.
-        experiment: builds the model.
-        differences: where outputs of a repetition differ, by request.
-        max_requests: how many requests are checked.
+        record: the run whose recorded tokens are fed through the model.
+        experiment: the experiment that builds the model.
+        differences: the first differing token of each request, if the run was repeated.
+        max_requests: the number of requests to check.
 
     Returns:
-        One check a request; nothing where no request has output.
+        One check for each request checked; none if no request has output.
 
     Raises:
-        WorkbenchError: the model cannot be computed in a higher precision, or its cache evicts.
+        WorkbenchError: the model cannot be computed in a higher precision, or its cache evicts tokens.
     """
     if experiment.cache.evict is not None:
-        raise WorkbenchError("logits: with cache.evict what is computed depends on the chunks; not checked")
+        raise WorkbenchError("logits: not checked, because with cache.evict they depend on the prompts' chunks")
     with intra_op_threads(experiment.measure.threads):
         return _check_logits(record, experiment, {each.request: each for each in differences}, max_requests)
 
@@ -120,7 +124,7 @@ def _checks_by(
     requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
     requests_by_id = {request.request_id: request for request in requests}
     rows = [row for row in record.requests.to_pylist() if row["token_ids"] and row["request_id"] in requests_by_id]
-    rows.sort(key=lambda row: row_name(row) not in differ)  # stable: the others stay in order
+    rows.sort(key=lambda row: row_name(row) not in differ)  # a stable sort: other requests keep their order
     names, texts, requests = [], [], []
     for row in rows[:most]:
         request = truncate_prompt(
@@ -153,7 +157,7 @@ def _checks_by(
 
 
 def _text(request: Request, output: list[int], differs: TokenDifference | None) -> ForcedText:
-    """Return the recorded text up to the divergence, and the last `MAX_TOKENS_CHECKED` tokens of its output."""
+    """Return the text up to the divergence, with at most the last `MAX_TOKENS_CHECKED` tokens of its output."""
     prompt = len(request.prompt_ids)
     end = prompt + (
         min(len(output), MAX_TOKENS_CHECKED) if differs is None or differs.position is None else differs.position + 1
@@ -163,7 +167,7 @@ def _text(request: Request, output: list[int], differs: TokenDifference | None) 
 
 
 def _reference_distributions(experiment: Experiment, texts: list[ForcedText], dtype: str) -> ReferenceLogits:
-    """Compute the distributions with the eager modules of one process, in `dtype`."""
+    """Compute the reference logits with the eager modules in one process, in `dtype`."""
     changes = (
         f"model.dtype={dtype}", "backend=eager", "compile=block", "batch_invariant=false", "speculate=none",
         "parallel.tensor=1",
@@ -201,7 +205,7 @@ def _check_request(
 
 
 def _is_greedy(sampling: SamplingParameters) -> bool:
-    """Return whether the token chosen is the largest logit itself."""
+    """Return whether sampling always takes the token with the largest logit."""
     plain = SamplingParameters()
     same = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "filters", "sampler", "beams")
     return sampling.temperature == 0 and all(getattr(sampling, each) == getattr(plain, each) for each in same)

@@ -1,4 +1,4 @@
-"""Export a run to MLflow: settings, figures, files. Needs the extra `mlflow`."""
+"""Export a run to MLflow: settings, numbers, files. Needs the extra `mlflow`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, installed_by
 from workbench.files import read_yaml
 from workbench.reports.run_report import environment_rows, read_question
 from workbench.reports.sweep_report import is_sweep, read_sweep
 from workbench.runs.record import Record
 
 DEFAULT_EXPERIMENT = "inference-workbench"
-MAX_VALUE_CHARACTERS = 6000  # characters of a parameter that MLflow stores; of a tag 8,000
-MAX_VALUES_PER_CALL = 100  # parameters in one call; of metrics 1,000 are allowed
+MAX_VALUE_CHARACTERS = 6000  # length of a parameter's value that MLflow stores; a tag may have 8,000 characters
+MAX_VALUES_PER_CALL = 100  # parameters in one call; MLflow allows 1,000 metrics
 FORBIDDEN_CHARACTERS = re.compile(r"[^\w\-./: ]")
 
 
 @dataclass(frozen=True)
 class MLflowRun:
-    """An exported run: our name, MLflow's id, and how many values and files it has there."""
+    """An exported run: its name here, its MLflow id, and the numbers of exported values and files."""
 
     run: str
     run_id: str
@@ -36,16 +36,16 @@ class MLflowRun:
 def export_to_mlflow(folder: Path | str, uri: str, experiment: str = DEFAULT_EXPERIMENT) -> list[MLflowRun]:
     """Export the run in `folder`, or each run of a sweep, to MLflow.
 
-    Parameters are settings by their paths, metrics the numbers of the summary, artifacts the folder's files, tags the
-    environment.
+    Settings become parameters named by their paths, numbers of the summary become metrics, files become artifacts, and
+    the environment becomes tags.
 
     Args:
         folder: a run folder or a sweep's folder.
-        uri: `file:FOLDER` or a server's address; `sqlite:///FILE` needs the whole of MLflow.
-        experiment: MLflow's name of the experiment, created where it is missing.
+        uri: `file:FOLDER` or a server's address; `sqlite:///FILE` needs the full `mlflow` package.
+        experiment: name of the MLflow experiment, created if it does not exist.
 
     Raises:
-        WorkbenchError: MLflow is not installed, or refuses.
+        WorkbenchError: MLflow is not installed, or reports an error.
     """
     client = _client(uri)
     folder = Path(folder)
@@ -60,16 +60,14 @@ def export_to_mlflow(folder: Path | str, uri: str, experiment: str = DEFAULT_EXP
         known = client.get_experiment_by_name(experiment)
         place = known.experiment_id if known is not None else client.create_experiment(experiment)
         return [_export_run(client, place, name, record, tags) for name, record, tags in records]
-    except Exception as error:  # MLflow's own, and those of the store behind the address
+    except Exception as error:  # errors of MLflow and of the store at the address
         raise WorkbenchError(f"export to {uri}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 
 def _client(uri: str) -> Any:
-    try:
+    with installed_by("mlflow", "export"):
         from mlflow import MlflowClient
-    except ImportError:
-        raise WorkbenchError("export: mlflow is not installed; pip install 'inference-workbench[mlflow]'") from None
-    if uri.startswith("file:"):  # MLflow wants a second confirmation
+    if uri.startswith("file:"):  # MLflow asks for this variable before it writes to a folder
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -104,13 +102,15 @@ def _export_run(client: Any, place: str, name: str, record: Record, more: Mappin
 
 
 def iterate_settings(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield every setting of the resolved experiment by its dotted path."""
+    """Yield (dotted path, value) of every setting of the resolved experiment."""
     for path, value in _leaves(read_yaml(record.experiment_text, f"run {record.path}: experiment.yaml")):
         yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def iterate_numbers(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield every number of the summary by its dotted path; numbers of variants by their names in place of `rows`."""
+    """Yield (dotted path, value) of every number of the summary. Paths of a variant's numbers have its name in place of
+    `rows`.
+    """
     rows = summary.get("rows") or ()
     named = {str(row.get("variant", place)): row for place, row in enumerate(rows)}
     whole = {name: value for name, value in summary.items() if name not in ("rows", "verdicts")}
@@ -128,7 +128,9 @@ def _leaves(value: Any, front: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _name(text: str) -> str:
-    """Replace characters that MLflow does not allow in names (letters, digits, - _ . / : and spaces; 250 at most)."""
+    """Replace characters that MLflow does not allow in names (allowed: letters, digits, - _ . / : and spaces; 250 at
+    most).
+    """
     return FORBIDDEN_CHARACTERS.sub("_", text)[:250].strip("/. ") or "_"
 
 

@@ -1,4 +1,4 @@
-"""Render a run or a sweep as one HTML file without network, scripts, fonts or other files."""
+"""Render a run or a sweep as one HTML file that loads no scripts, fonts or other files and needs no network."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from workbench.reports.self_contained import external_resources
 from workbench.reports.sweep_report import StoredPoint, StoredSweep, is_sweep, read_sweep, sweep_charts, sweep_table
 from workbench.runs.record import Record
 
-MAX_POINTS_DRAWN = 24  # points of a sweep drawn with charts of their own
+MAX_POINTS_DRAWN = 24  # number of a sweep's points that have their own charts
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """The template's input: a run's page has `run`, a sweep's page has the other fields."""
+    """The input of the HTML template: for a run the field `run`, for a sweep all other fields."""
 
     question: str
     name: str
@@ -44,8 +44,8 @@ class ReportPage:
 def write_report(folder: Path | str, out: Path | None = None) -> Path:
     """Write the report of the run or sweep in `folder`, and return its path.
 
-    The report goes to `out`, or beside the folder as NAME.html. A run's folder is not changed: its manifest names all
-    that belongs to it. WorkbenchError where the file cannot be written.
+    The report is written to `out`, or next to the folder as NAME.html. A run's folder is not changed, because its
+    manifest lists all of its files. Raises WorkbenchError if the file cannot be written.
     """
     folder = Path(folder)
     out = out or folder.resolve().with_name(f"{folder.resolve().name}.html")
@@ -55,16 +55,16 @@ def write_report(folder: Path | str, out: Path | None = None) -> Path:
         write_atomically(out, lambda file: file.write(text.encode("utf-8", "xmlcharrefreplace")))
     except OSError as error:
         reason = error.strerror or error
-        raise WorkbenchError(f"{out}: cannot be written ({reason}); name another with --out") from error
+        raise WorkbenchError(f"{out}: cannot be written ({reason}); give another file with --out") from error
     return out
 
 
 def render_report(folder: Path | str) -> str:
-    """Return the HTML text. WorkbenchError where `folder` has neither a complete run nor a sweep."""
+    """Return the report as HTML. Raises WorkbenchError if `folder` has neither a complete run nor a sweep."""
     folder = Path(folder)
     page = _sweep_page(read_sweep(folder)) if is_sweep(folder) else _run_page(Record.open(folder))
     text = _template().render(page=page, no_prediction=NO_PREDICTION)
-    if found := external_resources(text):  # our mistake: texts of users are escaped, and charts are data
+    if found := external_resources(text):  # a bug of ours: users' texts are escaped, and charts are data
         raise AssertionError(f"the report of {folder} would load {found[0]}")
     return text
 
@@ -95,13 +95,13 @@ def _sweep_page(sweep: StoredSweep) -> ReportPage:
         experiment=text,
         environment=environment,
         other_environments=list(_environment_differences(ran)),
-        commands=(("workbench sweep experiment.yaml", "with the YAML of this page in experiment.yaml"),),
+        commands=(("workbench sweep experiment.yaml", "after saving the YAML of this page as experiment.yaml"),),
         points=points,
     )
 
 
 def _environment_differences(ran: Sequence[tuple[StoredPoint, RunReport]]) -> list[str]:
-    """Describe points that ran on another machine, or with other versions, than the first."""
+    """Describe the points that ran on another machine, or with other versions, than the first point."""
     fixed = ("processor", "memory", "accelerator", "python", "packages", "commit")
     found = []
     for point, part in ran[1:]:
@@ -120,5 +120,5 @@ def _template():
 
 
 def _as_image(svg: str) -> str:
-    """Encode a stored picture as an image: whatever it contains, an image runs no script and loads nothing."""
+    """Encode a stored picture as an image: an image runs no script and loads nothing, whatever it contains."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode()

@@ -10,11 +10,11 @@ from typing import Any
 from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import AgentWorkload
-from workbench.machine.processor import is_contended
+from workbench.machine.processor import contention_remark
 from workbench.measure.run import run
 from workbench.reports import differences
 from workbench.reports.differences import (
+    AGENT_ROUNDS,
     HARDWARE_ENTRIES,
     RUNTIME_ENTRIES,
     VERSION_ENTRIES,
@@ -28,16 +28,17 @@ from workbench.runs.record import Record
 
 COMPARED_FIELDS = ("settings", "versions", "hardware", "running")
 POINT, SWEEP = "point.json", "sweep.yaml"  # as in sweep.point and sweep.folder
-RECORDED_FOLDER_FILES = (MARKER, MANIFEST, POINT)  # any of these marks a run's or a point's folder
-DEFAULT_LOGIT_CHECKS = 2  # requests whose logits are checked by default
+RECORDED_FOLDER_FILES = (MARKER, MANIFEST, POINT)  # files that mark the folder of a run or of a point
+DEFAULT_LOGIT_CHECKS = 2  # default number of requests whose logits are checked
 
 
 @dataclass(frozen=True)
 class Reproduction(Displayable):
     """A run and its repetition.
 
-    `tokens` has each request whose token ids differ, with the first position; `steps` counts steps formed as recorded,
-    None where this was no replay; `remarks` has warnings for the reader; `changes` are settings given anew.
+    `tokens` has each request with different token ids and their first differing position. `steps` is the number of
+    steps formed as recorded, None if this was not a replay. `remarks` are warnings to the reader. `changes` are the
+    settings changed for the repetition.
     """
 
     before: Record
@@ -61,8 +62,8 @@ class Reproduction(Displayable):
 
     @property
     def equal_within_bound(self) -> bool:
-        """Return whether rounding explains all that differs, in the requests that were checked: logits, what was
-        recorded of them, and the tokens where the runs part."""
+        """Return whether rounding explains all differences of the requests that were checked: logits, recorded logits
+        and log-probabilities, and the tokens at which the runs diverge."""
         return bool(self.logits) and all(
             each.within_bound and each.explained_by_rounding is not False for each in self.logits
         )
@@ -76,7 +77,7 @@ class Reproduction(Displayable):
 
     def _lines(self) -> Iterator[str]:
         if self.identical:
-            yield f"identical tokens in all {self.requests} requests"
+            yield f"identical tokens in all requests ({self.requests})"
         else:
             yield f"tokens differ in {len(self.tokens)} of {self.requests} requests"
             yield from map(str, self.tokens)
@@ -84,7 +85,7 @@ class Reproduction(Displayable):
             verdict = "equal within the bound of rounding" if self.equal_within_bound else "NOT shown to be equal"
             yield f"against    {', '.join(self.changes)}: {verdict}, {len(self.logits)} requests checked"
         if self.steps is not None:
-            words = "down to the reason of every decision" if self.same_reasons else "some decisions with other reasons"
+            words = "with the same reasons of decisions" if self.same_reasons else "some decisions with other reasons"
             yield f"replayed   {self.steps} steps, formed as they were recorded, {words}"
         for name in COMPARED_FIELDS:
             found = getattr(self, name)
@@ -131,20 +132,20 @@ def reproduce(
 
     Args:
         record: a record, or the path of a run folder.
-        out: folder for the new run; beside the recorded one unless given.
+        out: folder for the new run; None is the folder that contains the recorded run.
         progress: show progress on the terminal.
         replay: form every step as it was recorded, whatever the clock says.
-        logit_checks: how many requests' logits are checked against exact ones.
-        changes: settings to change, as `parallel.tensor=1`: whether the run is equal, within rounding, without them.
+        logit_checks: number of requests whose logits are checked against exact ones.
+        changes: settings to change, such as `parallel.tensor=1`, to see whether the outputs stay equal within rounding.
 
     Raises:
-        WorkbenchError: before any work, the record is damaged, changed, or no run of requests; later, a replay leaves
-            the record (engine.replay.Diverged).
+        WorkbenchError: before the run, if the record is damaged, was changed, or is no run of requests; during it, if a
+            replay cannot follow the record (engine.replay.Diverged).
     """
     record = record if isinstance(record, Record) else Record.open(record)
     record.verify()
     experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml").with_(*changes)
-    if experiment.is_comparison and not isinstance(experiment.workload, AgentWorkload):
+    if experiment.is_comparison and AGENT_ROUNDS not in record.manifest:
         raise WorkbenchError(
             f"{record.path}: a table of variants, not one run of requests; "
             "`workbench run` of its experiment.yaml makes it anew"
@@ -155,10 +156,10 @@ def reproduce(
 
 
 def _outside(path: Path, out: Path | str | None) -> Path:
-    """Return the folder for the new run: `out`, or the folder beside the recorded one.
+    """Return the folder for the new run: `out`, or the folder that contains the recorded run.
 
-    The recorded folder is the run's or, for a point of a sweep, the whole sweep's: neither is written into.
-    WorkbenchError where `out` lies within it.
+    The recorded folder is the run's own folder or, for a point of a sweep, the folder of the whole sweep. Nothing is
+    written into it. Raises WorkbenchError if `out` lies within it.
     """
     recorded = path.resolve()
     while (wider := _enclosing_folder(recorded)) is not None:
@@ -167,15 +168,15 @@ def _outside(path: Path, out: Path | str | None) -> Path:
         return recorded.parent
     if Path(out).resolve().is_relative_to(recorded):
         raise WorkbenchError(
-            f"{out}: lies within {recorded}, which is reproduced and stays as it is; name a folder beside it, such as "
+            f"{out}: lies within {recorded}, which must not change; choose a folder outside it, such as "
             f"{recorded.parent}"
         )
     return Path(out)
 
 
 def _enclosing_folder(path: Path) -> Path | None:
-    """Return the run, point or sweep that contains the folder `path`, or None."""
-    if (path / POINT).exists():  # below `points` of its sweep
+    """Return the folder of the run, point or sweep that contains `path`, or None."""
+    if (path / POINT).exists():  # points lie in the folder `points` of their sweep
         sweep = path.parent.parent
         return sweep if (sweep / SWEEP).exists() else None
     return next(
@@ -196,9 +197,8 @@ def compare_repetition(
         except WorkbenchError as error:
             remarks.append(f"logits were not checked: {error}")
     for name, record in (("the recorded run", before), ("this one", after)):
-        busy = record.summary.get("others_cpu_share")
-        if is_contended(busy):
-            remarks.append(f"while {name} ran, other processes took {busy:.0%} of the processor: mind the timings")
+        if remark := contention_remark(record.summary.get("others_cpu_share")):
+            remarks.append(f"while {name} ran, {remark}")
     return Reproduction(
         before,
         after,

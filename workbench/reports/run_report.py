@@ -1,4 +1,4 @@
-"""Collect a report's contents for one run as plain values; the template decides how they look."""
+"""Collect the contents of a run's report as plain values. The template decides how they look."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from workbench.reports.run_charts import ReportChart, run_charts
 from workbench.reports.run_tables import Remark, run_remarks, run_tables
 from workbench.runs.record import Record
 from workbench.trace.recorder import row_name
+from workbench.units import format_bytes, format_percent
 
-MAX_REQUESTS_LISTED = 100  # requests listed
-MAX_OUTPUT_CHARACTERS = 2000  # characters shown of an output
+MAX_REQUESTS_LISTED = 100  # number of requests listed
+MAX_OUTPUT_CHARACTERS = 2000  # number of characters shown of an output
 NO_PREDICTION = "None was recorded with this run."
 
 
@@ -30,7 +31,7 @@ class RunReport:
 
     name: str
     question: str
-    changed: tuple[tuple[str, str], ...]  # settings that differ from the defaults, and their values
+    changed: tuple[tuple[str, str], ...]  # (path, value) of each setting that differs from its default
     experiment: str  # as YAML
     prediction: tuple[str, ...]
     verdicts: tuple[Mapping[str, str], ...]
@@ -73,18 +74,18 @@ def _comparison(summary: Mapping[str, Any]) -> tuple[tuple[Table, ...], tuple[Re
 
 def read_question(experiment: str) -> str:
     try:
-        return Experiment.from_yaml(experiment).question
+        return Experiment.from_record(experiment).question
     except WorkbenchError:
         return next((line[9:].strip() for line in experiment.splitlines() if line.startswith("question:")), "")
 
 
 def changed_settings(experiment: str) -> tuple[tuple[str, str], ...]:
-    """Return settings that differ from their defaults, as (path, value).
+    """Return the settings that differ from their defaults, as (path, value).
 
-    An experiment with settings unknown to this version has none; the YAML in the report shows all of them.
+    Returns nothing for an experiment with settings unknown to this version; the YAML in the report has all settings.
     """
     try:
-        part = Experiment.from_yaml(experiment)
+        part = Experiment.from_record(experiment)
     except WorkbenchError:
         return ()
     return tuple((path, format_value(value)) for path, value in _changed(part) if path != "question")
@@ -100,6 +101,7 @@ def _changed(part: BaseModel, front: str = "") -> Iterator[tuple[str, Any]]:
             yield from ((inner, each) for inner, each in _changed(value, f"{path}.") if inner != f"{path}.kind")
         elif field.is_required() or value != default:
             yield path, part.model_dump(mode="json")[name]
+    yield from ((f"{front}{name}", value) for name, value in (part.model_extra or {}).items())  # a user's workload
 
 
 def format_value(value: Any) -> str:
@@ -107,7 +109,9 @@ def format_value(value: Any) -> str:
 
 
 def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield predictions made before the run: the record's, and the roofline's seconds beside the measured ones."""
+    """Yield a line of text for each prediction made before the run: the record's own predictions, and the roofline's
+    seconds beside the measured seconds.
+    """
     prediction = summary.get("prediction")
     if isinstance(prediction, Mapping):
         yield from (f"{name}: {format_value(value)}" for name, value in prediction.items())
@@ -118,8 +122,8 @@ def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
         if name in roof:
             row = roof[name]
             yield (
-                f"{name}: {row['predicted_s']:.4g} s at least, by the cost model and this machine's ceilings; "
-                f"{row['measured_s']:.4g} s were measured ({row['share_of_roofline']:.0%} of the roofline)"
+                f"{name}: {row['predicted_s']:.4g} s is the lower bound by the cost model and this machine's ceilings; "
+                f"{row['measured_s']:.4g} s were measured ({format_percent(row['share_of_roofline'])} of the roofline)"
             )
     for row in summary.get("rows") or ():
         predicted = [f"{key.removeprefix('predicted_').replace('_', ' ')} {value:.3g}" for key, value in row.items()
@@ -138,7 +142,7 @@ def _outputs(requests: Sequence[dict[str, Any]]) -> Table:
 
 
 def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return machine, versions and load as (name, value)."""
+    """Return the run's machine, versions and contention as (name, value)."""
     cpu = environment.get("cpu") or {}
     memory = environment.get("memory_bytes")
     commit = environment.get("commit") or {}
@@ -150,7 +154,7 @@ def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any])
         "date": environment.get("date"),
         "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores, {' '.join(cpu.get('flags') or ())}"
         if cpu else None,
-        "memory": f"{memory / 2**30:.1f} GiB" if memory else None,
+        "memory": format_bytes(memory) if memory else None,
         "accelerator": ", ".join(environment.get("gpu") or ()) or "none",
         "system": environment.get("platform"),
         "python": f"{environment.get('implementation', '')} {environment.get('python', '')}".strip(),
@@ -160,17 +164,17 @@ def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any])
         "backend": f"{backend.get('name')} ({backend.get('reason')})" if backend else None,
         "commit": str(commit.get("hash", "")) + (", with changes" if commit.get("dirty") else "") if commit else None,
         "load before": ", ".join(f"{value:.2f}" for value in load) if load else None,
-        "other processes": f"{busy:.1%} of the processor while it ran" if busy is not None else None,
+        "other processes": f"{format_percent(busy)} of the processor while it ran" if busy is not None else None,
     }  # fmt: skip
     return tuple((name, str(value)) for name, value in rows.items() if value)
 
 
 def _commands(record: Record, compares: bool) -> tuple[tuple[str, str], ...]:
-    anew = ("workbench run experiment.yaml", "with the YAML of this page in experiment.yaml")
+    anew = ("workbench run experiment.yaml", "after saving the YAML of this page as experiment.yaml")
     if compares:
         return (anew,)
     replay = ()
     if "inputs.parquet" in record.manifest:
         again = f"workbench reproduce {record.name} --replay"
-        replay = ((again, "every step formed as it was, whatever the clock says"),)
-    return ((f"workbench reproduce {record.name}", "where the run's folder lies; says what differs"), *replay, anew)
+        replay = ((again, "forms every step as it was recorded, whatever the clock says"),)
+    return ((f"workbench reproduce {record.name}", "run in the parent folder; reports differences"), *replay, anew)

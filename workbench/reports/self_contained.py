@@ -11,7 +11,8 @@ LOADING_ATTRIBUTES = {
     "src", "srcset", "data", "poster", "background", "action", "formaction", "manifest", "ping", "cite", "codebase",
     "icon", "imagesrcset", "archive", "profile", "longdesc", "usemap",
 }  # fmt: skip
-LINK_ATTRIBUTES = {"href", "xlink:href"}  # a fragment is a place within the page; anything else is fetched
+# a fragment (#...) is a place within the page; any other address would be loaded
+LINK_ATTRIBUTES = {"href", "xlink:href"}
 VOID_TAGS = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 }  # fmt: skip
@@ -41,7 +42,7 @@ class _Reader(HTMLParser):
         if self.open and self.open[-1] == tag:
             self.open.pop()
         else:
-            self.broken.append(f"</{tag}> at line {self.getpos()[0]} closes nothing")
+            self.broken.append(f"</{tag}> at line {self.getpos()[0]} closes no open tag")
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "style":
@@ -68,7 +69,7 @@ class _Reader(HTMLParser):
                 self.found.append(f"{tag} {name}={value[:80]}")
 
     def _is_image(self, value: str) -> bool:
-        """Return whether a value is an SVG as data; as an image it runs no script and fetches nothing."""
+        """Return whether a value is an SVG image as a data address; as an image it runs no script and loads nothing."""
         match = IMAGE.fullmatch(value)
         try:
             return match is not None and b"<svg" in base64.b64decode(match[1], validate=True)
@@ -80,12 +81,12 @@ class _Reader(HTMLParser):
 
 
 def external_resources(html: str) -> list[str]:
-    """List everything in the page that would be fetched or run; empty for a self-contained page."""
+    """List everything that the page would load or run; empty for a self-contained page."""
     return _read(html).found
 
 
 def markup_errors(html: str) -> list[str]:
-    """List tags that are not closed or not in order, duplicate ids, and internal links without a target."""
+    """List unclosed or misplaced tags, duplicate ids, and internal links without a target."""
     reader = _read(html)
     found = [*reader.broken, *(f"<{tag}> is never closed" for tag in reader.open)]
     found += [f"id {each} is used twice" for each in sorted({i for i in reader.ids if reader.ids.count(i) > 1})]

@@ -1,12 +1,12 @@
-"""Read a sweep's folder for a report, failed and pending points included, tabulate its points, and draw its measures
-over each axis.
+"""Read a sweep's folder for a report, with failed and pending points, tabulate its points, and draw its measures over
+each axis.
 
-The files are those of `workbench sweep`: sweep.yaml, points/KEY/point.json, outcome.json and the run folder.
+The files are those that `workbench sweep` writes: sweep.yaml, points/KEY/point.json, outcome.json and the run folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,36 +16,30 @@ from markupsafe import Markup
 
 from workbench.display import Table
 from workbench.errors import WorkbenchError
+from workbench.figures.figure import SHAPES
+from workbench.figures.lines import Series, lines
 from workbench.files import UnreadableText, read_bytes, read_json_object, read_yaml_file
-from workbench.reports.charts import COLOURS, Series, line_chart
+from workbench.measure.chart import axis_title
 from workbench.reports.run_charts import ReportChart
-from workbench.reports.run_tables import format_ms, format_rate
-from workbench.reports.variants_table import COSTS, QUALITY, flatten
+from workbench.reports.variants_table import COSTS, QUALITY, flatten, heading
+from workbench.runs.measures import format_measure, own_measures
 from workbench.runs.record import Record
 from workbench.svg import Axis
 
 SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.json"
 MAX_CHARTS = 12
-SEED_SUFFIX = "seed"  # last piece of settings in which only repetitions differ
-Cell = Callable[[Any], str]
-RUN_MEASURES: tuple[tuple[str, str, Cell], ...] = (
-    ("ttft_s.p50", "TTFT p50 ms", format_ms),
-    ("ttft_s.p99", "TTFT p99 ms", format_ms),
-    ("tpot_s.p50", "TPOT p50 ms", format_ms),
-    ("itl_s.p99", "ITL p99 ms", format_ms),
-    ("output_tokens_per_s", "output tokens/s", format_rate),
-    ("prefill_tokens_per_s", "prefill tokens/s", format_rate),
-    ("decode_tokens_per_s", "decode tokens/s", format_rate),
-    ("kv.bytes_used_peak", "cache bytes", "{:,.0f}".format),
-    ("goodput.share", "SLO attainment", "{:.1%}".format),
-)
+SEED_SUFFIX = "seed"  # last part of the paths of settings that differ between repetitions
+RUN_MEASURES = (
+    "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "itl_s.p99", "output_tokens_per_s", "prefill_tokens_per_s",
+    "decode_tokens_per_s", "kv.bytes_used_peak", "goodput.share",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StoredPoint:
-    """A point as stored.
+    """A point of a sweep as stored in the sweep's folder.
 
-    `settings` are those of the sweep (dotted path -> value); without record and error it has not run.
+    `settings` are the settings of the sweep (dotted path -> value). A point without record and error has not run yet.
     """
 
     number: int
@@ -84,7 +78,7 @@ def is_sweep(path: Path) -> bool:
 def read_sweep(path: Path) -> StoredSweep:
     """Read a sweep's folder.
 
-    WorkbenchError where `sweep.yaml` cannot be read; a damaged point has an `error` instead.
+    Raises WorkbenchError if `sweep.yaml` cannot be read. A damaged point is returned with an `error`.
     """
     try:
         values = read_yaml_file(path / SWEEP)
@@ -118,20 +112,22 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def swept_axes(sweep: StoredSweep) -> dict[str, list[Any]]:
-    """Return settings that differ between points, and their values in the order of the points."""
+    """Return the settings that differ between points, by path, each with its values in the order of the points."""
     paths = dict.fromkeys(path for point in sweep.points for path in point.settings)
     found = {path: _distinct(point.settings.get(path) for point in sweep.points) for path in paths}
     return {path: values for path, values in found.items() if len(values) > 1}
 
 
-def available_measures(sweep: StoredSweep) -> list[tuple[str, str, Cell]]:
-    """Return the measures that any point has; of a table of variants, those of its first row."""
+def available_measures(sweep: StoredSweep) -> list[str]:
+    """Return the names of the measures that at least one point has. A point that compares variants counts with its
+    first row."""
     figures = [point_measures(point) for point in sweep.points]
-    return [each for each in (*RUN_MEASURES, *QUALITY, *COSTS) if any(is_number(row.get(each[0])) for row in figures)]
+    known = dict.fromkeys((*RUN_MEASURES, *QUALITY, *COSTS, *own_measures()))
+    return [name for name in known if any(is_number(row.get(name)) for row in figures)]
 
 
 def point_measures(point: StoredPoint) -> dict[str, Any]:
-    """Return a point's numbers by name, names of groups joined by dots."""
+    """Return a point's figures by name; names in nested groups are joined with dots."""
     if point.record is None:
         return {}
     summary = point.record.summary
@@ -140,37 +136,38 @@ def point_measures(point: StoredPoint) -> dict[str, Any]:
 
 
 def sweep_table(sweep: StoredSweep) -> Table:
-    """Tabulate the points: each one's settings, measures and state."""
+    """Build the table of points: settings, measures and state of each."""
     axes, measures = swept_axes(sweep), available_measures(sweep)
     rows = []
     for point in sweep.points:
         figures = point_measures(point)
         cells = [format_setting(point.settings.get(path)) for path in axes]
-        cells += ["-" if figures.get(key) is None else tell(figures[key]) for key, _, tell in measures]
+        cells += [format_measure(name, figures.get(name)) for name in measures]
         link = Markup('<a href="#{}">{}</a>').format(point.anchor, point.label)
         state = Markup('<span class="serious">{}</span>').format(point.error) if point.error else point.state
         rows.append((link, *cells, state))
-    headings = ("point", *axes, *(heading for _, heading, _ in measures), "state")
+    headings = ("point", *axes, *map(heading, measures), "state")
     return Table("", rows, headings, left=("state",))
 
 
 def sweep_charts(sweep: StoredSweep) -> Iterator[ReportChart]:
-    """Draw a chart for each axis and measure: medians of repetitions, one line for each setting of the other axes."""
+    """Draw a chart for each axis and measure: medians over repetitions, with one line for each combination of the other
+    axes' settings."""
     axes = {path: values for path, values in swept_axes(sweep).items() if path.rsplit(".", 1)[-1] != SEED_SUFFIX}
     made = 0
-    for key, heading, _ in available_measures(sweep):
+    for key in available_measures(sweep):
+        title = axis_title(key)
         for path, values in axes.items():
             series = _series(sweep.points, key, path, values, [other for other in axes if other != path])
             flat = len({y for each in series for _, y in each.points}) < 2
-            if made == MAX_CHARTS or flat or len(series) > COLOURS:
+            if made == MAX_CHARTS or flat or len(series) > len(SHAPES):
                 continue
             made += 1
             numbers = all(is_number(value) for value in values)
             names = () if numbers else tuple(format_setting(value) for value in values)
             log = numbers and min(values) > 0 and max(values) / min(values) >= 8
-            title = heading.removesuffix(" ms") + (", s" if heading.endswith(" ms") else "")
             caption = f"{title} over {path}"
-            yield ReportChart(caption, line_chart(series, Axis(path, log, names), Axis(title), caption))
+            yield ReportChart.of(caption, lines(series, Axis(path, log, names), Axis(title), zero=True))
 
 
 def _series(
@@ -186,7 +183,7 @@ def _series(
         place = point.settings[path] if numbers else values.index(point.settings[path])
         found.setdefault(name, {}).setdefault(float(place), []).append(float(figure))
     return [
-        Series(name, tuple((place, median(each)) for place, each in sorted(figures.items())), marked=True)
+        Series(name, tuple((place, median(each)) for place, each in sorted(figures.items())))
         for name, figures in found.items()
     ]
 

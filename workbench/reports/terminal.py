@@ -1,4 +1,4 @@
-"""Terminal report of a run."""
+"""Print the report of a run in a terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_TEXTS = 3
 
 def show(record: Record, console: Console, file: Path | None = None) -> None:
     """Print the report of a finished run. `file` is the YAML file of its experiment, if known."""
-    experiment = Experiment.from_yaml(record.experiment_text)
-    if experiment.is_comparison:
+    experiment = Experiment.from_record(record.experiment_text)
+    if "rows" in record.summary:
         comparison_text.show(record, console)
         return
     for part in _parts(record, experiment, file or record.path / "experiment.yaml"):
-        console.print(part, soft_wrap=isinstance(part, Text))  # a path must not be broken by lines
+        console.print(part, soft_wrap=isinstance(part, Text))  # a path must stay on one line, so that it can be copied
 
 
 def _parts(record: Record, experiment: Experiment, file: Path) -> Iterator[RenderableType]:
@@ -59,7 +59,7 @@ def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
 
 
 def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
-    """Suggest commands to run next: changes of this run's own experiment, where it has any to make."""
+    """Suggest commands to run next, such as this run's experiment with changed settings."""
     workbench, real = _program(), experiment.executor.kind == "real"
     changes = ["backend=eager"] if real and experiment.backend != "eager" else []
     changes += ["workload.copies=8"] if getattr(experiment.workload, "copies", 8) != 8 else []
@@ -76,7 +76,7 @@ def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
 
 
 def _program() -> str:
-    """Return the command line's name if it is on the path, else its path."""
+    """Return the name of the command if it is on PATH, else its full path."""
     if shutil.which("workbench"):
         return "workbench"
     place = os.path.relpath(Path(sys.executable).parent / "workbench")

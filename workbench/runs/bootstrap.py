@@ -1,9 +1,9 @@
-"""Compare two sets of repetitions: medians, and intervals by a seeded bootstrap.
+"""Compare two sets of repetitions by medians, with intervals from a seeded bootstrap.
 
-Benchmarks have few repetitions, which makes two corrections necessary. Resampled spreads are too narrow by
-sqrt((n - 1) / n), and Gaussian where Student's are wider: the percentiles are taken further out (Hesterberg 2015, "What
-Teachers Should Know About the Bootstrap", 3.3, "expanded percentile"). No resample leaves the measured range, and that
-range contains the median with probability 1 - 2^(1 - n) only. An interval states this confidence where it is below 95%.
+Benchmarks have few repetitions, which requires two corrections. Bootstrap spreads are too narrow by a factor of sqrt((n
+- 1) / n), and Gaussian instead of Student's t: the percentiles are taken further out (Hesterberg 2015, "What Teachers
+Should Know About the Bootstrap", 3.3, "expanded percentile"). Resampled medians stay within the measured range, which
+contains the true median only with probability 1 - 2^(1 - n): an interval states this confidence if it is below 95%.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-NUM_RESAMPLES, SEED, DEFAULT_CONFIDENCE = 4000, 0, 0.95  # resamples of a set; unpaired sets are drawn twice as often
-Samples = Mapping[Hashable, float]  # by repetition: two sets measured in turn share their keys
+NUM_RESAMPLES, SEED, DEFAULT_CONFIDENCE = 4000, 0, 0.95  # resamples of a set; twice as many for unpaired sets
+Samples = Mapping[Hashable, float]  # values by repetition: two sets measured alternately share their keys
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The difference and the ratio of `other` against a baseline, with intervals.
+    """The difference and ratio of `other` and a baseline, with intervals.
 
-    `ratio` is None where a value is not above 0; intervals and `confidence` are None with a single repetition.
-    `repetitions` counts those of the baseline, then of the other. `paired` says that both were measured in turn and are
-    compared repetition by repetition.
+    `ratio` is None if a value is not above 0; intervals and `confidence` are None for a single repetition.
+    `repetitions` are the numbers of repetitions of the baseline and of the other set. `paired`: both were measured
+    alternately and are compared repetition by repetition.
     """
 
     difference: float
@@ -44,12 +44,12 @@ class Contrast:
 
 
 def contrast(baseline: Samples, other: Samples, target_confidence: float = DEFAULT_CONFIDENCE) -> Contrast:
-    """Compare `other` with `baseline`. Exchanging the two turns the difference's sign and inverts the ratio.
+    """Compare `other` with `baseline`. Swapping the two negates the difference and inverts the ratio.
 
     Args:
         baseline: values by repetition. Two sets with equal keys are compared pair by pair.
         other: values by repetition.
-        target_confidence: of the intervals; few repetitions give less, 1 - 2^(1 - n).
+        target_confidence: confidence of the intervals; few repetitions give less, 1 - 2^(1 - n).
     """
     paired = baseline.keys() == other.keys()
     names = sorted(baseline, key=repr)
@@ -74,7 +74,7 @@ def _difference(
         return apart, None
     if paired:
         found = _resampled_medians(second - first, 0)
-    else:  # each set with either stream, so that exchanging the two draws the same resamples
+    else:  # each set with both streams, so that swapping the sets draws the same resamples
         ways = [_resampled_medians(second, one) - _resampled_medians(first, other) for one, other in ((0, 1), (1, 0))]
         found = np.concatenate(ways)
     n = min(len(first), len(second))
@@ -89,7 +89,8 @@ def _resampled_medians(values: np.ndarray, stream: int) -> np.ndarray:
 
 
 def _tail(confidence: float, n: int, degrees: int) -> float:
-    """Return the percentile to cut off on either side, so that an interval of `n` repetitions covers `confidence`."""
+    """Return the tail probability to cut off on each side, so that an interval of `n` repetitions covers `confidence`.
+    """
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t_quantile((1 + confidence) / 2, degrees))
 
 

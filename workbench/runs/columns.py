@@ -18,9 +18,9 @@ COLUMN_TYPES = {
     "UBIGINT": "BIGINT",
     "JSON": "VARCHAR",
     "NULL": "VARCHAR",
-}  # a difference may be negative; mixed is text
+}  # signed, since differences may be negative; mixed types become text
 NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
-Structures = Mapping[str, Any]  # of each part: keys, and DuckDB's types
+Structures = Mapping[str, Any]  # keys and DuckDB types of each part
 ROWS_PER_CHUNK = 512  # rows of one DuckDB query
 PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
 LEADING_COLUMNS = {
@@ -47,7 +47,7 @@ def _arrow(rows: Sequence[RunRow]) -> pa.Table:
 def infer_structures(rows: Sequence[RunRow]) -> tuple[pa.Table, Structures]:
     """Return the rows as an Arrow table, and the keys and types of each part.
 
-    A part that is no JSON is left out of its row, and the row's `state` says so.
+    A part that is not valid JSON is left out of its row, and the row's `state` reports it.
     """
     whole, table = list(rows), _arrow(rows)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -61,10 +61,10 @@ def infer_structures(rows: Sequence[RunRow]) -> tuple[pa.Table, Structures]:
 
 
 def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
-    """Return keys and types over all texts, and the indices of texts that are no JSON.
+    """Return keys and types over all texts, and the indices of texts that are not valid JSON.
 
-    Read in chunks: DuckDB frees the memory of a query at its end, and the pages of 10,000 texts take longer to allocate
-    than the texts to be read.
+    Texts are read in chunks: DuckDB frees memory at the end of a query, and allocating it for 10,000 texts takes longer
+        than reading them.
     """
     structure: Any = {}
     damaged: list[int] = []
@@ -84,7 +84,7 @@ def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
 
 
 def merge_structures(one: Any, other: Any) -> Any:
-    """Merge two structures of keys and DuckDB types, of which each row has one or the other."""
+    """Return a structure of keys and DuckDB types that covers the rows of both given structures."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one | {
             key: merge_structures(one[key], inside) if key in one else inside for key, inside in other.items()
@@ -99,7 +99,7 @@ def merge_structures(one: Any, other: Any) -> Any:
 
 
 def select_columns(source: str, structures: Structures) -> tuple[str, list[str]]:
-    """Return the SQL that makes every column of the rows in `source`, and the columns' names.
+    """Return the SQL that selects every column from the rows in `source`, and the columns' names.
 
     Args:
         source: the table's name in SQL.
@@ -131,7 +131,7 @@ def select_columns(source: str, structures: Structures) -> tuple[str, list[str]]
 def _column_structure(structure: Any) -> Any:
     """Return the part of a structure that becomes columns: values and lists of values.
 
-    Of names that differ by case only, the first is taken.
+    Of names that differ only in case, the first is taken.
     """
     if not isinstance(structure, dict):
         return {}

@@ -1,4 +1,4 @@
-"""A run, or one variant of it, with its settings, figures and repetitions, ready to be compared.
+"""Represent a run, or one variant of it, with its settings, figures and repetitions, ready to be compared.
 
 Compared runs are labelled by the settings that differ between them.
 """
@@ -18,11 +18,12 @@ import pyarrow as pa
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object
 from workbench.runs.locations import find_runs
+from workbench.runs.measures import learn_measures
 from workbench.runs.metrics import TABLES, round_metrics
 from workbench.runs.record import Record
 from workbench.runs.rows import COMPLETE, RunRow, run_rows, variant_rows
 
-NOT_COMPARED = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
+NOT_COMPARED = ("variants", "question", "judge", "sweep")  # entries that are not engine settings
 Figures = dict[str, float]
 SEED = "seed"
 EMPTY_VALUES = {"null", "false", "[]", "{}"}
@@ -30,9 +31,9 @@ EMPTY_VALUES = {"null", "false", "[]", "{}"}
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run or a variant: `settings` by dotted path, `figures` by name as in a listing.
+    """One run or one variant: `settings` by dotted path, and `figures` under the names that a listing uses.
 
-    `contention` is the share of the processor that other processes had.
+    `contention` is the fraction of processor time that other processes used.
     """
 
     run: str
@@ -49,7 +50,9 @@ class ComparedRun:
 
     @cached_property
     def rounds(self) -> dict[Hashable, Figures]:
-        """Return the figures of each round, from raw timestamps, by run and round; one round where none are marked."""
+        """Return the figures of each round, computed from raw timestamps, by run and round. If rounds are not recorded,
+        the run counts as a single round.
+        """
         folder = Path(self.path)
         if not folder.is_dir() or not all((folder / f"{name}.parquet").is_file() for name in TABLES):
             return {}
@@ -64,7 +67,7 @@ class ComparedRun:
         }
 
     def samples(self, measure: str) -> dict[Hashable, float]:
-        """Return the measure by repetition, or the run's own figure alone where nothing was repeated."""
+        """Return the values of a measure by repetition, or only the run's own figure if there are no repetitions."""
         found = {turn: figures.get(measure) for turn, figures in self.rounds.items()}
         known = {turn: value for turn, value in found.items() if value is not None}
         if known and len(known) == len(found):
@@ -73,10 +76,10 @@ class ComparedRun:
 
 
 def find_compared_runs(name: str) -> list[ComparedRun]:
-    """Return the runs that `RUN`, `RUN:VARIANT` or a folder of runs names, each variant of a run by itself.
+    """Return the runs named by `RUN`, `RUN:VARIANT` or a folder of runs, with each variant of a run separately.
 
     Raises:
-        WorkbenchError: nothing is there, or a run is incomplete; the message has the reason.
+        WorkbenchError: if there is no run, or a run is incomplete; the message has the reason.
     """
     path, variant = _split(name)
     rows = run_rows(find_runs(path))
@@ -86,7 +89,7 @@ def find_compared_runs(name: str) -> list[ComparedRun]:
         if row.state != COMPLETE:
             raise WorkbenchError(f"{row.path}: {row.state}; it cannot be compared")
         if os.path.isdir(row.path):
-            Record.open(row.path)  # raises where files were lost in copying
+            Record.open(row.path)  # raises if files were lost in copying
     found = [_compared_run(row) for row in variant_rows(rows)]
     if variant is None:
         return found
@@ -98,7 +101,7 @@ def find_compared_runs(name: str) -> list[ComparedRun]:
 
 
 def _split(name: str) -> tuple[str, str | None]:
-    """Split `RUN:VARIANT`. Both may hold colons: the longest piece that exists is the path."""
+    """Split `RUN:VARIANT`. Both may contain colons: the path is the longest prefix that exists."""
     pieces = name.split(":")
     for count in range(len(pieces), 0, -1):
         path = ":".join(pieces[:count])
@@ -114,6 +117,7 @@ def _compared_run(row: RunRow) -> ComparedRun:
         )
     except UnreadableText as error:
         raise WorkbenchError(f"{row.path}: damaged ({error}); copy it again, or run it again") from None
+    learn_measures(summary)
     settings = dict(flatten({name: value for name, value in experiment.items() if name not in NOT_COMPARED}, "."))
     figures = {
         name: float(value) for name, value in flatten(summary, "_")
@@ -142,11 +146,11 @@ def _variant_rows(table: pa.Table, variant: str | None) -> list[dict[str, Any]]:
 
 
 def label_runs(items: Sequence[ComparedRun]) -> list[str]:
-    """Return a label for each run: the settings in which it differs from the first.
+    """Return a label for each run: the settings in which it differs from the first run.
 
-    The first run has those that others change. Where no setting differs, the variant's name, the environment, and at
-    last the run's own name tell labels apart. A setting that a record does not have (of an older version) does not
-    count as different.
+    The first run's label has the settings that other runs change. Equal labels are extended by the variant's name, then
+    the environment, then the run's name. A setting that is missing in a record (of an older version) does not count as
+    different.
     """
     settings = [_as_texts(item.settings) for item in items]
     base, names = settings[0], _differing(settings)
@@ -165,7 +169,7 @@ def _label(settings: dict[str, str]) -> str:
 
 
 def repetition_key(item: ComparedRun) -> str:
-    """Return one text for runs that repeat each other: their settings without seeds, and their environment."""
+    """Return a key that is equal for runs that repeat each other: the settings without seeds, and the environment."""
     kept = {name: value for name, value in item.settings.items() if name.split(".")[-1] != SEED}
     return json.dumps([kept, dict(item.environment), item.variant], sort_keys=True, default=str)
 

@@ -17,18 +17,19 @@ from workbench.runs.compared_run import ComparedRun, find_compared_runs, label_r
 from workbench.runs.metrics import pareto_frontier
 from workbench.runs.record import Record
 from workbench.runs.sql import suggest_columns
+from workbench.units import format_percent
 
 Samples = Mapping[Hashable, float]
-VERDICT_CONFIDENCE = 0.9  # confidence from which an interval decides better or worse: five repetitions reach it
+VERDICT_CONFIDENCE = 0.9  # minimum confidence for a verdict of better or worse: reached by five repetitions
 HEADINGS = ("measure", "setting", "median", "difference", "ratio", "sure", "repeated")
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One measure of one run against the baseline's.
+    """One measure of one run, compared with the baseline.
 
-    Intervals are None with a single repetition; `confidence` is theirs. `verdict` is better, worse or same where an
-    interval of at least 90% says so.
+    Intervals, with `confidence`, are None for a single repetition. `verdict` is better, worse or same if an interval of
+    at least 90% confidence shows it.
     """
 
     measure: str
@@ -56,7 +57,8 @@ class RepeatedRuns:
     runs: tuple[ComparedRun, ...]
 
     def samples(self, measure: str) -> Samples:
-        """Return the measure by round of a single run, or by run (the median of its rounds) where there are several."""
+        """Return the values of a measure: by round for a single run; for several runs by run, each the median of its
+        rounds."""
         each = [member.samples(measure) for member in self.runs]
         if len(each) == 1 or not all(each):
             return each[0] if len(each) == 1 else {}
@@ -69,29 +71,29 @@ class RepeatedRuns:
 
 @dataclass(frozen=True)
 class Comparison(Displayable):
-    """Rows by measure, then in the order of the groups, against the run labelled `baseline`.
+    """Rows ordered by measure, then by group, compared with the run labelled `baseline`.
 
-    `noisy_runs` names runs that were measured under contention and are compared all the same.
+    `noisy_runs` names runs that were measured under contention and are compared nevertheless.
     """
 
     baseline: str
     groups: tuple[RepeatedRuns, ...]
     rows: tuple[ComparisonRow, ...]
-    noisy_runs: tuple[str, ...] = ()  # measured under contention, compared all the same
+    noisy_runs: tuple[str, ...] = ()  # runs measured under contention, compared nevertheless
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]
 
     def pareto(self, x: str, y: str) -> list[dict[str, Any]]:
-        """Return each group's values at two measures, with `front` where no other group is as good in both and better
-        in one.
+        """Return each group's values of two measures; `front` is true if no other group is at least as good in both and
+        better in one.
 
         Args:
             x: `NAME`, `NAME:min` or `NAME:max`.
-            y: the same.
+            y: in the same form.
 
         Raises:
-            WorkbenchError: fewer than two groups have both measures.
+            WorkbenchError: if fewer than two groups have both measures.
         """
         across, up = measures.parse_objective(x), measures.parse_objective(y)
         points = [(group, group.value(across[0]), group.value(up[0])) for group in self.groups]
@@ -125,15 +127,15 @@ def compare(
         workbench.compare([record], f"{record.path}:dense", measure=["tpot_s_p50"])
 
     Args:
-        runs: records or paths; `RUN:VARIANT` for one variant, otherwise all variants of a run.
+        runs: records or paths; `RUN:VARIANT` selects one variant, `RUN` all variants of a run.
         baseline: one run or variant.
-        measure: names such as `ttft_s_p50`; those of `DEFAULT_MEASURES` that the runs share unless given.
-        force: also compare times measured while other processes had more than a tenth of the processor.
-        separate: compare runs one by one, also those that differ in seeds only, on the same machine and code. These
-            count as repetitions of one run otherwise.
+        measure: names such as `ttft_s_p50`; default: the measures of `DEFAULT_MEASURES` that the runs share.
+        force: also compare times measured while other processes used more than a tenth of the processor.
+        separate: compare runs one by one, even if they differ only in seeds, on the same machine and code. By default
+            such runs count as repetitions of one run.
 
     Raises:
-        WorkbenchError: an incomplete run, an unknown measure, or times of a noisy machine without `force`.
+        WorkbenchError: for an incomplete run, an unknown measure, or times of a noisy machine without `force`.
     """
     runs, baseline = [_path(run) for run in runs], _path(baseline)
     against = find_compared_runs(baseline)
@@ -144,15 +146,13 @@ def compare(
     groups = _group_repetitions(list(every.values()), separate)
     base, others = groups[0], groups[1:]
     if not others:
-        advice = (
-            "they repeat one another; --separate compares them one by one" if len(every) > 1 else "name another run"
-        )
+        advice = "all repeat one run; --separate compares them one by one" if len(every) > 1 else "name another run"
         raise WorkbenchError(f"nothing to compare with {baseline}: {advice}")
     names = _measures(groups, measure)
     noisy = list(dict.fromkeys(item.run for item in every.values() if is_contended(item.contention)))
     if noisy and not force and (of_time := [name for name in names if measures.depends_on_time(name)]):
         raise WorkbenchError(
-            f"{', '.join(noisy)}: other processes took more than {MAX_CONTENTION:.0%} of the processor, "
+            f"{', '.join(noisy)}: other processes took more than {format_percent(MAX_CONTENTION)} of the processor, "
             f"so {of_time[0]} is not to be trusted; run again on a quiet machine, or --force"
         )
     rows = [_row(name, base, other) for name in names for other in others if other.samples(name)]
@@ -164,7 +164,7 @@ def _path(run: str | Path | Record) -> str:
 
 
 def _group_repetitions(found: Sequence[ComparedRun], separate: bool) -> list[RepeatedRuns]:
-    """Group items that repeat each other; the first group has the first item."""
+    """Group items that are repetitions of one run; the first group contains the first item."""
     together: dict[str, list[ComparedRun]] = {}
     for index, item in enumerate(found):
         together.setdefault(str(index) if separate else repetition_key(item), []).append(item)
@@ -187,7 +187,7 @@ def _measures(groups: Sequence[RepeatedRuns], names: Sequence[str]) -> list[str]
     ]
     if not found:
         few = ", ".join(sorted(shared)[:8]) or "none"
-        raise WorkbenchError(f"name a measure with --measure; those that these runs share begin with: {few}")
+        raise WorkbenchError(f"name a measure with --measure; these runs share, among others: {few}")
     return found
 
 
@@ -242,7 +242,7 @@ def _cells(row: ComparisonRow) -> list[str]:
         if row.confidence is None and times == "1"
         else "-"
         if row.confidence is None
-        else (f"{row.confidence:.0%}" + (f", {row.verdict}" if row.verdict else ""))
+        else (format_percent(row.confidence) + (f", {row.verdict}" if row.verdict else ""))
     )
     paired = ", in turn" if row.paired and row.repetitions > 1 else ""
     return [row.measure, row.label, f"{row.value:.4g}", difference, ratio, sure, times + paired]

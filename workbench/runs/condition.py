@@ -1,4 +1,4 @@
-"""Integrity of a run folder: complete, running, killed, or damaged."""
+"""Check the integrity of a run folder: complete, running, killed or damaged."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ State = Literal["complete", "running", "killed", "unfinished", "no manifest", "d
 class FolderCondition:
     """The state of a run folder.
 
-    `damaged` says of each file what is missing or changed, `readable` names the others. `running` and `killed` need a
-    writer on this machine since its last boot; otherwise `unfinished` means either. Without a manifest the expected
-    files are unknown: half a copy, or an older record."""
+    `damaged` describes each missing or changed file, `readable` names the others. `running` and `killed` are known only
+    if the writer ran on this machine since its last boot; otherwise the state is `unfinished`. Without a manifest (a
+    partial copy or an older record) the expected files are unknown.
+    """
 
     state: State
     manifest: dict[str, dict] = field(default_factory=dict, repr=False)  # file name -> bytes, sha256
     damaged: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
-    reason: str = ""  # of an abandoned run, as far as its marker says
+    reason: str = ""  # reason of an abandoned run, if its marker has one
 
     def __str__(self) -> str:
         here = ", ".join(self.readable) or "nothing"
@@ -50,7 +51,7 @@ class FolderCondition:
 
 
 def check_folder(path: Path, contents: bool = False) -> FolderCondition:
-    """Check the run folder `path` by file names and sizes, and with `contents` by SHA-256 too.
+    """Check the run folder `path` by file names and sizes, and with `contents` also by SHA-256.
 
     Raises WorkbenchError if there is no such folder."""
     if not path.is_dir():
@@ -60,7 +61,7 @@ def check_folder(path: Path, contents: bool = False) -> FolderCondition:
         states: dict[bool | None, State] = {True: "running", False: "killed", None: "unfinished"}
         writer = _writer(path)
         why = writer.get("ended") if isinstance(writer, dict) else None
-        ended = why is True or isinstance(why, str)  # True: of an older marker
+        ended = why is True or isinstance(why, str)  # True: in markers of older versions
         reason = " ".join(why.split()) if isinstance(why, str) else ""
         return FolderCondition(states[False if ended else alive.is_running(writer)], readable=here, reason=reason)
     if not (path / MANIFEST).exists():
@@ -76,7 +77,7 @@ def check_folder(path: Path, contents: bool = False) -> FolderCondition:
 
 
 def describe_unfinished(path: Path) -> str:
-    """Return the state of a run whose marker is still there, for a listing."""
+    """Return the state of a run that still has its INCOMPLETE marker, in words for a listing."""
     found = check_folder(path)
     reasons = {"running": "still running", "killed": found.reason or "killed or interrupted"}
     return "unfinished: " + reasons.get(found.state, "killed, or still running")
@@ -88,7 +89,8 @@ def fingerprint(path: Path) -> dict:
 
 
 def marker_text(ended: str | None = None) -> bytes:
-    """Return the marker file's content: a sentence for people, and the writing process or the reason why it `ended`.
+    """Return the content of the INCOMPLETE file: a sentence for readers, and the writing process or the reason why the
+    run `ended`.
 
     The length is constant, so that a full disk has room to overwrite the marker."""
     writer = alive.describe_process() if ended is None else {"ended": ended[:MARKER_BYTES]}

@@ -1,7 +1,7 @@
-"""Write a run: a folder of plain files, marked INCOMPLETE until all of them are whole; or a benchmark's record as one
-dated file.
+"""Write a run as a folder of plain files, marked INCOMPLETE until all files are complete; or write a benchmark's record
+as one dated file.
 
-The schemas of its tables are here too. Times are raw seconds on the runner's clock.
+This file also defines the schemas of its tables. Times are seconds on the runner's clock, not rounded.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def table_of(rows: Sequence[Mapping], schema: pa.Schema | None = None) -> pa.Tab
 def _column(name: str, values: list, kind: pa.DataType | None) -> pa.Array:
     try:
         return pa.array(values, type=kind)
-    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 cannot hold
+    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 cannot encode
         plain = [v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values]
         return pa.array(plain, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -131,7 +131,7 @@ def _column(name: str, values: list, kind: pa.DataType | None) -> pa.Array:
 
 
 class RunFolder:
-    """A folder being written. Each file appears atomically; `finish` makes the folder a record.
+    """A run folder that is being written. Each file appears atomically; `finish` makes the folder a complete record.
 
     created -> INCOMPLETE [files ...] -> finish: manifest.json, then INCOMPLETE is removed"""
 
@@ -140,10 +140,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path | str, name: str) -> RunFolder:
-        """Create a new folder `NAME-YYYYmmdd-HHMMSS-xxxx` in `parent`, with a name of its own.
+        """Create a new folder `NAME-YYYYmmdd-HHMMSS-xxxx` in `parent`, with a unique name.
 
-        The folder is made under a hidden name and renamed with the marker inside, so that it is never seen without it.
-        Call this before any work. Raises WorkbenchError if nothing can be written there."""
+        The folder is created under a hidden name and renamed with the marker inside, so that it is never visible
+        without the marker. Call this before any work. Raises WorkbenchError if the folder cannot be written.
+        """
         if not name or name != Path(name).name or name.startswith("."):
             raise WorkbenchError(f"run name {name!r}: must be a folder name without '/' or a leading '.'")
         parent = Path(parent)
@@ -155,12 +156,12 @@ class RunFolder:
         raise WorkbenchError(f"output folder {parent}: no name is free for run {name!r}; use another folder")
 
     def abandon(self, reason: str = "") -> None:
-        """Mark the folder as no longer written, with the reason.
+        """Mark the folder as abandoned, with the reason.
 
-        On a full disk the existing marker is overwritten in place, which takes no room."""
+        On a full disk the existing marker is overwritten in place, which needs no space."""
         marker, text = self.path / MARKER, marker_text(reason or "it was interrupted")
         if marker.is_file():
-            with suppress(OSError):  # report what ended the run, not this
+            with suppress(OSError):  # report the run's error, not this one
                 try:
                     write_atomically(marker, lambda file: file.write(text))
                 except OSError:
@@ -168,29 +169,30 @@ class RunFolder:
                         file.write(text)
 
     def write_text(self, name: str, text: str) -> None:
-        # Output text may have a lone surrogate; written as an escape, it cannot lose the rest of the file.
+        # Output text may have a lone surrogate: escaped, it does not prevent writing the rest of the file.
         self._write(name, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
     def write_bytes(self, name: str, content: bytes) -> None:
         self._write(name, lambda file: file.write(content))
 
     def write_json(self, name: str, value: object, indent: int | None = 2) -> None:
-        """Write `value` as strict JSON: numbers that are not finite become null."""
+        """Write `value` as strict JSON: non-finite numbers become null."""
         text = json.dumps(finite_json(value), indent=indent, ensure_ascii=False, allow_nan=False)
         self.write_text(name, text + "\n")
 
     def write_table(self, name: str, rows: Sequence[Mapping], schema: pa.Schema | None = None) -> None:
-        """Write rows as Parquet, with `schema` or the one known by the file's name; further columns are kept."""
+        """Write rows as a Parquet file, with `schema` or else the schema defined for this file name; columns beyond the
+        schema are kept."""
         table = table_of(rows, schema or SCHEMAS.get(name))
         self._write(name, lambda file: pq.write_table(table, file))
 
     def finish(self) -> Path:
-        """Write the manifest, then remove the marker: from here on the folder is a record."""
+        """Write the manifest, then remove the marker: the folder is now a record."""
         with _writable(self.path):
             present = sorted(p for p in self.path.glob("[!.]*") if p.is_file())
             files = {p.name: fingerprint(p) for p in present if p.name not in (MARKER, MANIFEST)}
             self.write_json(MANIFEST, {"files": files})
-            _sync_folder(self.path)  # the names first: a power cut must not leave a folder without marker and files
+            _sync_folder(self.path)  # file names first: a power cut must not leave a folder without marker and files
             (self.path / MARKER).unlink()
             _sync_folder(self.path)
         return self.path
@@ -206,7 +208,9 @@ class RunFolder:
 
 @contextmanager
 def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
-    """Create a folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned."""
+    """Create a run folder in `parent` to write within the `with` block; an exception or interrupt marks it as
+    abandoned.
+    """
     with DeferInterrupts() as held:
         folder = RunFolder.create(parent, name)
         try:
@@ -228,7 +232,7 @@ def _make(parent: Path, name: str) -> Path | None:
         if os.path.lexists(path):
             return None
         try:
-            os.rename(hidden, path)  # onto another run's folder it fails: that one is never empty
+            os.rename(hidden, path)  # fails if another run's folder has the name: it is never empty
         except OSError:
             if os.path.lexists(path):
                 return None
@@ -258,7 +262,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def finite_json(value: object) -> object:
-    """Convert `value` to strict JSON: numbers that are not finite become null."""
+    """Return `value` as strict JSON values: non-finite numbers become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -269,10 +273,11 @@ def finite_json(value: object) -> object:
 
 
 def write_dated_record(record: Mapping[str, Any], folder: Path, name: str) -> Path:
-    """Write `NAME-YYYYmmdd-HHMMSS.json` into `folder` by the record's own `date`, atomically.
+    """Write `NAME-YYYYmmdd-HHMMSS.json` into `folder` atomically, dated by the record's `date`.
 
-    Numbers that are not finite become null. A second record of the same second gets `-2`. Raises WorkbenchError where
-    the file cannot be written."""
+    Non-finite numbers become null. A second record of the same second gets the suffix `-2`. Raises WorkbenchError if
+    the file cannot be written.
+    """
     date = "".join(character for character in record["date"][:19] if character.isdigit())
     stem = f"{name}-{date[:8]}-{date[8:]}"
     try:

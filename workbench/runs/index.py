@@ -1,9 +1,9 @@
-"""Store the rows of a folder's listing, so that the next listing reads only files that have changed.
+"""Cache the listing of a folder of runs, so that the next listing reads only files that have changed.
 
-The folder of runs stays the only source of truth. The index lies in the user's cache directory and may be deleted at
-any time. A row counts only while each file it was read from has the same fingerprint: inode, size, times of change. As
-in git's index, a file that changed less than `STABLE_AFTER_NS` before it was read is not entered: a second change could
-have left the same fingerprint.
+The folder of runs remains the only source of truth. The index is in the user's cache directory and may be deleted at
+any time. A row is valid only while all its files have the same fingerprint: inode, size and times of change. As in
+git's index, a file changed less than `STABLE_AFTER_NS` before it was read is not indexed: a second change could leave
+the same fingerprint.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from workbench.runs.locations import RunLocation
 from workbench.runs.rows import OUTCOME, POINT
 
 STABLE_AFTER_NS = 2_000_000_000  # nanoseconds; the coarsest clock of a file system (FAT)
-MIN_INDEXED_RUNS = 256  # runs; fewer are read at once without an index
-MAX_INDEX_FILES = 16  # index files that are kept, the last ones used
+MIN_INDEXED_RUNS = 256  # runs; fewer runs are read without an index
+MAX_INDEX_FILES = 16  # index files kept, the most recently written ones
 INDEXED_FILES = ("experiment.yaml", "environment.json", "summary.json")
 METADATA_KEY = b"about"
 NO_FILE = (0, 0, 0, 0)
@@ -37,10 +37,11 @@ NO_FILE = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class RunIndex:
-    """The stored listing of a folder.
+    """The cached listing of a folder.
 
-    `table` has the columns `names`, one row a run; `structures` has the keys and types they were made by.
-    `fingerprints` are those of the files, by run; `non_records` names JSON files that are no record.
+    `table` has one row per run, with the columns `names`; `structures` has the keys and types from which the columns
+    were built. `fingerprints` has the fingerprint of the files by run; `non_records` names JSON files that are not
+    records.
     """
 
     table: pa.Table
@@ -51,7 +52,7 @@ class RunIndex:
 
 
 def file_fingerprint(place: RunLocation) -> tuple[bytes, int]:
-    """Return a fingerprint of the files that a row is made of, and the latest time of change in nanoseconds."""
+    """Return a fingerprint of the files of one run, and their latest time of change in nanoseconds."""
     if place.files:
         paths = [f"{place.path}/{name}" if name in place.files else "" for name in INDEXED_FILES]
     else:
@@ -71,12 +72,13 @@ def _stat(path: str) -> tuple[int, int, int, int]:
 
 
 def is_stable(place: RunLocation, changed: int, now: int) -> bool:
-    """Return whether a listing that began at `now` may enter a place that changed last at `changed` (nanoseconds)."""
+    """Return whether a listing that began at `now` may cache a run that last changed at `changed` (both in
+    nanoseconds)."""
     return changed < now - STABLE_AFTER_NS and MARKER not in place.files
 
 
 def load_index(folder: Path) -> RunIndex | None:
-    """Read the index of this folder; None where none can be read."""
+    """Read the index of this folder; None if there is no readable index."""
     try:
         with pa.memory_map(str(_file(folder))) as source:
             table = pa.ipc.open_file(source).read_all()
@@ -92,7 +94,7 @@ def load_index(folder: Path) -> RunIndex | None:
 
 
 def save_index(folder: Path, index: RunIndex) -> None:
-    """Replace the index of this folder. Where it cannot be written, listings take longer and nothing else changes."""
+    """Replace the index of this folder. If it cannot be written, later listings only take longer."""
     about = {
         "names": index.names, "structures": index.structures, "runs": [*index.fingerprints],
         "marks": [each.hex() for each in index.fingerprints.values()], "others": sorted(index.non_records),
@@ -113,8 +115,8 @@ def save_index(folder: Path, index: RunIndex) -> None:
 
 
 def _file(folder: Path) -> Path:
-    """Return the index file of a folder, one for each way to write the folder's name: rows have paths that begin with
-    it.
+    """Return the index file of a folder. Each spelling of the folder's path has its own file, because rows contain
+    paths that begin with it.
     """
     identity = "\0".join([os.path.realpath(folder), str(folder), _code_fingerprint()])
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -123,7 +125,7 @@ def _file(folder: Path) -> Path:
 
 @cache
 def _code_fingerprint() -> str:
-    """Hash the code that makes rows and columns: an index made by other code is not read."""
+    """Hash the code that builds rows and columns: an index built by other code is not read."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())
     for name in ("columns", "index", "listing", "locations", "rows", "../files"):

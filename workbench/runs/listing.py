@@ -1,4 +1,4 @@
-"""Make the table of all runs of a folder, from the index and from files that have changed."""
+"""Build the table of all runs of a folder, from the index and from changed files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Fingerprints = Mapping[str, tuple[bytes, int]]
 
 
 def list_runs(folder: Path, places: Sequence[RunLocation]) -> tuple[pa.Table, list[str]]:
-    """Return one row a run with all columns, in the order of `places`, and the columns' names.
+    """Return one row per run with all columns, in the order of `places`, and the columns' names.
 
-    The result is the same whether a current index, an old one or none is there.
+    The result is the same with a current index, an old one or none.
     """
     if len(places) < index.MIN_INDEXED_RUNS:
         return _table(_read(places).values())
-    now = time.time_ns()  # before any mark is taken
+    now = time.time_ns()  # before the first fingerprint
     marks = {place.name: index.file_fingerprint(place) for place in places}
     stable = [place for place in places if index.is_stable(place, marks[place.name][1], now)]
     known = index.load_index(folder)
@@ -56,7 +56,7 @@ def _table(rows: Iterable[RunRow | None]) -> tuple[pa.Table, list[str]]:
 
 
 def _make_columns(whole: pa.Table, structures: columns.Structures) -> tuple[pa.Table, list[str]]:
-    """Return the rows' columns, by these keys and types, and the columns' names."""
+    """Build the rows' columns from these keys and types; return them and their names."""
     select, names = columns.select_columns("whole", structures)
     with sql.connect() as connection:
         connection.register("whole", whole)
@@ -64,7 +64,7 @@ def _make_columns(whole: pa.Table, structures: columns.Structures) -> tuple[pa.T
 
 
 def _new_index(stable: Sequence[RunLocation], marks: Fingerprints) -> RunIndex | None:
-    """Return an index of these runs alone, without columns of other runs. None where a part has no keys."""
+    """Return an index of only these runs, without columns of other runs. None if a part has no keys."""
     rows = _read(stable)
     whole, structures = columns.infer_structures([row for row in rows.values() if row is not None])
     if not all(structures.values()):
@@ -75,7 +75,7 @@ def _new_index(stable: Sequence[RunLocation], marks: Fingerprints) -> RunIndex |
 
 
 def _extended_index(known: RunIndex, fresh: Sequence[RunLocation], marks: Fingerprints) -> RunIndex | None:
-    """Join the known runs and `fresh` ones; None where these have a key or a type that the index lacks."""
+    """Add the runs `fresh` to an index; None if they have a key or type that the index lacks."""
     rows = _read(fresh)
     whole, found = columns.infer_structures([row for row in rows.values() if row is not None])
     both = {part: columns.merge_structures(structure, found[part]) for part, structure in known.structures.items()}

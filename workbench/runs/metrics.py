@@ -1,8 +1,8 @@
-"""Metrics of requests, steps and rounds, derived from a record's raw timestamps alone, under the names that vLLM uses.
+"""Compute metrics of requests, steps and rounds, only from a record's raw timestamps, under vLLM's names.
 
-TTFT: first token - arrival. E2EL: last token - arrival. ITL: between neighbouring tokens of one request, so that TTFT +
-sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token. Acceptance of drafted tokens comes with the
-speed-up that it should bring.
+TTFT: first token - arrival. E2EL: last token - arrival. ITL: time between consecutive tokens of one request, so that
+TTFT + sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token. Acceptance of draft tokens includes the
+expected speed-up.
 """
 
 from __future__ import annotations
@@ -12,9 +12,79 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from workbench.units import Measure, duration, rate, ratio, share
+
 StepRecords = Sequence[Mapping]
+# Figures of requests and steps, common to all workloads.
+MEASURES = (
+    Measure("*_s_count", "count of {}"),
+    Measure("step_wall_s_count", "steps"),
+    duration("ttft_s_*", "TTFT {}"),
+    duration("tpot_s_*", "TPOT {}"),
+    duration("itl_s_*", "ITL {}"),
+    duration("e2el_s_*", "E2EL {}"),
+    duration("queue_s_*", "queue {}"),
+    duration("service_s_*", "E2EL without queue {}"),
+    duration("longest_gap_s_*", "longest gap {}"),
+    duration("seconds", "time"),
+    duration("wall_s", "wall time"),
+    rate("tokens_per_s", "token rate", "tokens"),
+    rate("output_tokens_per_s", "throughput", "tokens"),
+    rate("prefill_tokens_per_s", "prefill throughput", "tokens"),
+    rate("decode_tokens_per_s", "decode throughput", "tokens"),
+    rate("bytes_per_s", "reading", "bytes"),
+    rate("flops_per_s", "computing", "FLOP"),
+    rate("goodput_requests_per_s", "goodput", "requests"),
+    share("goodput_share", "SLO attainment", timed=True),
+    share("slo_attainment", "SLO attainment", timed=True),
+    ratio("goodput_requests", "requests within the SLO", "max"),
+    Measure("goodput_*_s", "SLO of {}", "s"),
+    share("cache_hit_rate", "cache hits"),
+    share("cache_waste", "empty slots of pages", "min"),
+    Measure("sequences_mean", "sequences at once"),
+    Measure("kv_bytes_peak", "peak KV cache", "bytes", "min"),
+    Measure("kv_bytes_*", "KV cache, {}", "bytes", "min"),
+    Measure("kv_pages", "pages", "pages"),
+    Measure("kv_pages_used_peak", "peak of pages in use", "pages", "min"),
+    Measure("kv_page_size", "page size", "tokens"),
+    Measure("pages_*_peak", "peak of {} pages", "pages", "min"),
+    Measure("shared_pages", "shared pages", "pages"),
+    Measure("peak_bytes", "peak memory", "bytes", "min"),
+    Measure("model_weight_bytes", "weights", "bytes", "min"),
+    Measure("model_parameters", "parameters"),
+    Measure("num_preemptions", "preemptions", "", "min"),
+    Measure("requests_num_preemptions", "preemptions", "", "min"),
+    Measure("requests_count", "requests", "requests"),
+    Measure("requests_by_finish_reason_*", "requests, {}", "requests"),
+    Measure("submitted", "submitted", "requests"),
+    Measure("finished", "finished", "requests"),
+    Measure("failed", "failed", "requests", "min"),
+    Measure("retries", "retries", "", "min"),
+    Measure("offered_requests_per_s", "offered", "requests/s"),
+    Measure("output_tokens", "output tokens", "tokens"),
+    Measure("tokens_*", "tokens, {}", "tokens"),
+    Measure("compiles", "compiled graphs", "", "min"),
+    Measure("compiling_steps", "steps that compiled", "", "min"),
+    duration("compiling_wall_s", "time of steps that compiled"),
+    share("telemetry_share_of_decode", "telemetry, of decode", "min", True),
+    share("others_cpu_share", "contention", None),
+    Measure("simulated_s", "simulated time", "s"),
+    Measure("steps"),
+    Measure("prefill_tokens", "prefill tokens", "tokens"),
+    Measure("decode_tokens", "decode tokens", "tokens"),
+    Measure("flops", "FLOPs", "FLOPs"),
+    Measure("bytes", "bytes", "bytes"),
+    duration("forward_s", "forward pass"),
+    duration("telemetry_s", "telemetry"),
+    duration("step_wall_s_*", "step {}"),
+    duration("s", "time"),
+    share("share_of_*", "of {}", timed=True),
+    rate("read_ceiling_bytes_per_s", "read ceiling", "bytes"),
+    rate("gemm_ceiling_flops_per_s", "GEMM ceiling", "FLOP"),
+    Measure("working_set_bytes", "working set", "bytes"),
+)
 SPREADS = ("ttft_s", "tpot_s", "e2el_s")
-TABLES = ("requests", "steps", "tokens")  # of a round, as a recorder has them
+TABLES = ("requests", "steps", "tokens")  # tables of a round, as in a recorder
 GROUP_METRICS = ("queue_s", "ttft_s", "tpot_s")
 PHASES = ("prefill", "decode", "mixed")
 COMPLETED = ("stop", "length")
@@ -22,22 +92,22 @@ Rows = Sequence[Mapping]
 
 
 def acceptance_metrics(verifications: StepRecords, steps: StepRecords) -> dict:
-    """Summarize how many drafted tokens were accepted, and where.
+    """Summarize the acceptance of draft tokens, in total and by position.
 
     Args:
-        verifications: One row a verification of drafts: `drafted` and `accepted` tokens.
-        steps: One row a step: `drafted_tokens`, `wall_seconds`, `draft_seconds`.
+        verifications: One row per verification of drafts: `drafted` and `accepted` tokens.
+        steps: One row per step: `drafted_tokens`, `wall_seconds`, `draft_seconds`.
 
     Returns:
         `draft_acceptance_rate`: accepted over drafted tokens.
-        `mean_acceptance_length`: tokens a verification yields, the token after the accepted ones included.
-        `acceptance_by_position`: the fraction of all verifications that accept the first, second, ... drafted token
+        `mean_acceptance_length`: mean tokens per verification, including the token after the accepted ones.
+        `acceptance_by_position`: the fraction of all verifications that accept the first, second, ... draft token
         (vLLM: num_accepted_tokens_per_pos / num_drafts). A verification without such a token counts as not accepting
         it, so the fractions sum to `mean_acceptance_length` - 1.
         `acceptance_histogram`: verifications that accept 0, 1, 2, ... tokens.
-        `chance`: the probability that a token is accepted once all before it are.
-        `draft_share`: the fraction of the time of verifying steps spent proposing.
-        A value is None where nothing was drafted.
+        `chance`: the probability that a token is accepted if all tokens before it are.
+        `draft_share`: the fraction of verifying steps' time spent in the proposer.
+        A value is None if there were no draft tokens.
     """
     drafted, accepted = sum(row["drafted"] for row in verifications), sum(row["accepted"] for row in verifications)
     most = max((row["drafted"] for row in verifications), default=0)
@@ -60,10 +130,11 @@ def acceptance_metrics(verifications: StepRecords, steps: StepRecords) -> dict:
 
 
 def expected_tokens_per_verification(acceptance_probability: float, num_speculative_tokens: int) -> float:
-    """Return the mean number of tokens that a verification of `num_speculative_tokens` drafts yields.
+    """Return the expected number of tokens that one verification of `num_speculative_tokens` draft tokens yields.
 
-    This is (1 - a^(k + 1)) / (1 - a), where each token is accepted with probability a once all before it are (Leviathan
-    et al., 2023, equation 1)."""
+    This is (1 - a^(k + 1)) / (1 - a), if each token is accepted with probability a given that all before it are
+    (Leviathan et al., 2023, equation 1).
+    """
     return (
         num_speculative_tokens + 1
         if acceptance_probability == 1
@@ -72,21 +143,21 @@ def expected_tokens_per_verification(acceptance_probability: float, num_speculat
 
 
 def expected_speedup(tokens_per_verification: float, verified_fraction: float, step_cost_ratio: float) -> float:
-    """Return the speed-up that speculation should bring.
+    """Return the expected speed-up of speculation.
 
     Args:
-        tokens_per_verification: Mean tokens that a verifying step yields.
-        verified_fraction: Fraction of the steps that verify drafts; the others yield one token.
-        step_cost_ratio: Time of a step with speculation over its time without.
+        tokens_per_verification: Mean tokens from a verifying step.
+        verified_fraction: Fraction of steps that verify drafts; other steps yield one token.
+        step_cost_ratio: Time of a step with speculation divided by its time without.
     """
     return (verified_fraction * tokens_per_verification + 1 - verified_fraction) / step_cost_ratio
 
 
 def steady_decode_steps(steps: StepRecords, num_requests: int) -> list[Mapping]:
-    """Return the steps that only decode for exactly `num_requests` requests, without the first of every uninterrupted
-    series.
+    """Return the steps that only decode, for exactly `num_requests` requests, without the first step of each
+    uninterrupted series.
 
-    The first one is left out because a draft model catches up with the prompts in it."""
+    The first step is left out because a draft model computes the prompts in it."""
     decodes = [step for step in steps if step["phase"] == "decode" and step["requests"] == num_requests]
     return [after for before, after in zip(decodes, decodes[1:], strict=False) if after["step"] == before["step"] + 1]
 
@@ -97,12 +168,13 @@ def metrics_by_group(
     """Summarize queue time, TTFT and TPOT for each value of one request field.
 
     Args:
-        figures: Metrics of requests, one mapping each.
+        figures: Metrics of requests, one mapping per request.
         by: The field to group by: `tenant` or `priority`.
-        distribution: Summary of a sequence of seconds (`metrics.distribution`).
+        distribution: Summarizes a sequence of seconds (`metrics.distribution`).
 
     Returns:
-        By group name the number of requests and a distribution for each of `GROUP_METRICS`; empty for a single group.
+        By group name, the number of requests and a distribution of each of `GROUP_METRICS`; empty if there is only one
+        group.
     """
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for each in figures:
@@ -123,8 +195,9 @@ def percentile(values: Iterable[float], q: float) -> float | None:
     rank = (len(ordered) - 1) * q / 100
     below = math.floor(rank)
     low, high, share = ordered[below], ordered[min(below + 1, len(ordered) - 1)], rank - below
-    # From the nearer end, so that rounding never carries it past either. By hand: numpy's takes some hundred times as
-    # long for a few values, rounds q / 100 first (another last digit in one of 16), and this room loads without it.
+    # Interpolate from the nearer end, so that rounding never exceeds either end. Written out because numpy's function
+    # takes about a hundred times as long for a few values, rounds q / 100 first (the last digit differs in one of 16
+    # cases), and would have to be imported here.
     return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 
@@ -148,7 +221,7 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
     return {
         "request_id": request["request_id"],
         "sample": request.get("sample", 0),
-        "tenant": request.get("tenant") or "",  # records of older versions have none
+        "tenant": request.get("tenant") or "",  # missing in records of older versions
         "priority": request.get("priority") or 0,
         "deadline_s": request.get("deadline"),
         "queue_s": since_arrival(request["first_scheduled"]),
@@ -160,11 +233,11 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
 
 
 def per_request(requests: Rows, tokens: Rows) -> list[dict]:
-    """Return `request_metrics` of every request that was not refused, in the order given."""
+    """Return `request_metrics` of every request that was not refused, in order."""
     outputs: dict[tuple[str, int], deque[list[float]]] = defaultdict(deque)
     for token in tokens:
         mine = outputs[_sample_key(token)]
-        if token["index"] == 0 or not mine:  # an id may be used again once its request has ended
+        if token["index"] == 0 or not mine:  # an id may be reused after its request has ended
             mine.append([])
         mine[-1].append(token["time"])
     served = [row for row in requests if row["finish_reason"] != "refused"]
@@ -177,20 +250,20 @@ def _next_output(request: Mapping, outputs: dict[tuple[str, int], deque[list[flo
 
 
 def _sample_key(row: Mapping) -> tuple[str, int]:
-    """Return the request and the index of its sample; records of older versions have one sample each."""
+    """Return the request's id and sample index; records of older versions have one sample per request."""
     return row["request_id"], row.get("sample", 0)
 
 
 def summarize(requests: Rows, steps: Rows, tokens: Rows, verifications: Rows = ()) -> dict:
-    """Summarize a whole run, nested and JSON-ready, with units in the names; None where nothing was measured.
+    """Summarize a whole run as nested JSON-ready values, with units in the names; None for values without data.
 
     E2EL counts completed requests only (stop or length): a cancelled request ended at an arbitrary moment.
 
     Args:
-        requests: One row a request.
-        steps: One row a step.
-        tokens: One row an output token.
-        verifications: One row a verification of drafted tokens; none without speculation.
+        requests: One row per request.
+        steps: One row per step.
+        tokens: One row per output token.
+        verifications: One row per verification of draft tokens; none without speculation.
 
     Example: `workbench.summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())`
     """
@@ -240,7 +313,9 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, verifications: Rows = (
 
 
 def compiling_steps(steps: Rows) -> list[Mapping]:
-    """Return the steps in which the count of compiled graphs rose. The first step is unknown and left out."""
+    """Return the steps during which graphs were compiled: those with a higher count of compiled graphs than the step
+    before. The first step is left out, since it has no earlier count.
+    """
     return [after for before, after in zip(steps, steps[1:], strict=False) if after["compiles"] > before["compiles"]]
 
 
@@ -283,7 +358,7 @@ def _rate(amount: float, seconds: float | None) -> float | None:
 
 
 def round_metrics(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
-    """Return the metrics of one round. Service time is E2EL less queue time."""
+    """Return the summary metrics of one round. Service time is E2EL minus queue time."""
     summary = summarize(requests, steps, tokens)
     each = per_request(requests, tokens)
     service = [one["e2el_s"] - one["queue_s"] for one in each if one["e2el_s"] is not None]
@@ -300,7 +375,7 @@ def round_metrics(requests: list[dict], steps: list[dict], tokens: list[dict]) -
 def pareto_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the non-dominated points, in order of the first coordinate.
 
-    A point is dominated if another is as small in both coordinates and smaller in one."""
+    A point is dominated if another point is no larger in both coordinates and smaller in one."""
     best: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: points[i]):
         if not best or points[index][1] < points[best[-1]][1] or points[index] == points[best[-1]]:

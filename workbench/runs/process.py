@@ -1,6 +1,6 @@
-"""Identity of a process, so that another process can tell whether it is still running.
+"""Identify a process, so that another process can check whether it is still running.
 
-Read from /proc: psutil knows neither boots nor namespaces, and its start of a process moves when the clock is set.
+The data comes from /proc: psutil has neither boots nor namespaces, and its start times change when the clock is set.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-ENDED_STATES = "ZX"  # a zombie has ended; only its parent has not looked yet
+ENDED_STATES = "ZX"  # a zombie has ended; only its parent has not collected it yet
 
 
 def describe_process(pid: int | None = None) -> dict[str, Any] | None:
-    """Describe a process (this one by default) as JSON: pid, start time, and the boot and pid namespace in which the
-    pid is valid.
+    """Describe a process (default: this one) as JSON: its pid and start time, and the boot and pid namespace in which
+    the pid is valid.
 
-    Returns None where the system does not report it (only Linux does), or where no such process runs."""
+    Returns None if the system does not report it (only Linux does), or if no such process runs."""
     try:
         started = _started(pid or os.getpid())
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -29,9 +29,9 @@ def describe_process(pid: int | None = None) -> dict[str, Any] | None:
 
 
 def is_running(description: object) -> bool | None:
-    """Return whether the process that `describe_process` described is still running.
+    """Return whether the process with this `description`, made by `describe_process`, is still running.
 
-    Returns None if this cannot be known from here: another machine or container, an earlier boot, or no description."""
+    Returns None if this is unknown: for another machine or container, an earlier boot, or no description."""
     here = describe_process()
     if here is None or not isinstance(description, Mapping) or description.get("where") != here["where"]:
         return None
@@ -40,6 +40,7 @@ def is_running(description: object) -> bool | None:
 
 
 def _started(pid: int) -> int | None:
-    """Return the clock ticks from boot to the start of the process. Pids are reused; pid and start are unique."""
+    """Return the clock ticks from boot to the start of the process. Pids are reused; pid and start together are unique.
+    """
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return None if fields[0] in ENDED_STATES else int(fields[19])

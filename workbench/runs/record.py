@@ -1,4 +1,4 @@
-"""Read a run folder as one frozen value."""
+"""Open a run folder as one frozen value, the record of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object, read_yaml
 from workbench.runs.condition import FolderCondition, State, check_folder
 from workbench.runs.folder import RunFolder
-from workbench.runs.measures import format_measure, main_measures
+from workbench.runs.measures import format_measure, learn_measures, main_measures
 from workbench.trace.script import StepScript
 
 __all__ = ["Record", "RunFolder"]
@@ -22,7 +22,7 @@ __all__ = ["Record", "RunFolder"]
 
 @dataclass(frozen=True)
 class Record(Displayable):
-    """An opened run folder. Files are read on first access."""
+    """The record of a run: an opened run folder. Files are read on first access."""
 
     path: Path
     condition: FolderCondition = field(repr=False)
@@ -31,9 +31,10 @@ class Record(Displayable):
     def open(cls, path: Path | str, incomplete_ok: bool = False) -> Record:
         """Open a run folder and check that it is complete.
 
-        Raises WorkbenchError if `path` is no run, was not finished, or lacks a file of its manifest. `incomplete_ok`
-        opens an unfinished, half copied or older run with the files it has. Sizes are compared here, contents by
-        `verify`."""
+        Raises WorkbenchError if `path` is not a run, was not finished, or lacks a file of its manifest. `incomplete_ok`
+        opens an unfinished, partially copied or older run with the files that exist. Sizes are compared here, contents
+        by `verify`.
+        """
         record = cls(Path(path), check_folder(Path(path)))
         if not (record.complete or incomplete_ok):
             raise WorkbenchError(f"run {path}: {record.condition}")
@@ -41,7 +42,7 @@ class Record(Displayable):
 
     @property
     def complete(self) -> bool:
-        """True if the run was finished and every file it wrote is here."""
+        """Return True if the run was finished and all its files exist."""
         return self.condition.state == "complete"
 
     @property
@@ -68,7 +69,9 @@ class Record(Displayable):
 
     @cached_property
     def summary(self) -> dict:
-        return self.read_json("summary.json")
+        found = self.read_json("summary.json")
+        learn_measures(found)
+        return found
 
     @cached_property
     def requests(self) -> pa.Table:
@@ -87,8 +90,9 @@ class Record(Displayable):
         return self.read_table("decisions.parquet")
 
     def script(self) -> StepScript:
-        """Return the script with which `engine.replay` repeats this run's steps. Raises WorkbenchError where it is not
-        recorded."""
+        """Return the script that `engine.replay` takes to repeat this run's steps. Raises WorkbenchError if it was not
+        recorded.
+        """
         if not all((self.path / f"{name}.parquet").is_file() for name in ("inputs", "spans")):
             raise WorkbenchError(
                 f"run {self.path}: holds no inputs.parquet and spans.parquet (it was simulated or compared, or is "
@@ -98,7 +102,7 @@ class Record(Displayable):
         return StepScript.from_tables(inputs, spans, self.decisions.to_pylist())
 
     def verify(self) -> None:
-        """Compare every file's contents with the manifest. Raises WorkbenchError that names each differing file."""
+        """Compare every file's contents with the manifest. Raises a WorkbenchError that names each differing file."""
         if self.state in ("running", "killed", "unfinished"):
             raise WorkbenchError(f"run {self.path}: unfinished, so it has no manifest to verify against")
         found = check_folder(self.path, contents=True)
@@ -130,7 +134,7 @@ class Record(Displayable):
             raise WorkbenchError(message) from error
 
     def _display_table(self) -> Table:
-        """Summarize every readable file, however incomplete the run is."""
+        """Summarize every readable file, also of an incomplete run."""
         rows = {"run": self.name, "state": str(self.condition)}
         folded: list[tuple[str, str]] = []
         if self.complete and "experiment.yaml" in self.manifest:
@@ -145,7 +149,7 @@ class Record(Displayable):
         )  # fmt: skip
 
     def _variants(self) -> Table | None:
-        """Tabulate a comparison's rows with their main figures and units; None where the run is none."""
+        """Tabulate a comparison's rows with their main figures and units; None if the run is not a comparison."""
         found = self.summary.get("rows") if (self.path / "summary.json").is_file() else None
         rows = [row for row in found or () if isinstance(row, dict)]
         names = main_measures(rows)

@@ -1,8 +1,8 @@
-"""Read runs as rows of JSON texts, from which SQL makes columns.
+"""Read runs as rows of JSON texts, from which SQL builds columns.
 
-A broken run's row has the parts that are intact, and its `state` names the damage. An experiment.yaml becomes JSON a
-hundred times as fast as by a full YAML parser: ten thousand experiments differ in few lines. Their text is split where
-a key begins, as `yaml_text.write` lays it out (one setting a line), and every distinct piece is parsed once.
+The row of a damaged run has its intact parts, and `state` names the damage. Converting experiment.yaml to JSON is a
+hundred times as fast as with a full YAML parser, because ten thousand experiments differ in few lines: the text is
+split at each key (`yaml_text.write` puts one setting on a line), and every distinct piece is parsed once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from workbench.runs.condition import MANIFEST, MARKER, describe_unfinished
 from workbench.runs.folder import finite_json
 from workbench.runs.locations import RunLocation, read_text
 
-KEY_START = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: continuation lines are indented, or a list
+KEY_START = re.compile(r"\n(?=[A-Za-z_])")  # only a key starts there: continuation lines are indented, or list items
 SECTION = re.compile(r"([A-Za-z_]\w*):((?:\n  [^\n]*)+)")
 SECTION_KEY = re.compile(r"\n  [A-Za-z_]\w*:")
-NUMBER = re.compile(r"([A-Za-z_]\w*): (-?(?:0|[1-9]\d{0,40})(?:\.\d{1,40})?)")  # the same number in YAML and JSON
+NUMBER = re.compile(r"([A-Za-z_]\w*): (-?(?:0|[1-9]\d{0,40})(?:\.\d{1,40})?)")  # equal in YAML and JSON
 ParsedPieces = dict[str, str | None]
 VARIANT_NAME_COLUMNS = (
     "peer",
@@ -34,28 +34,28 @@ VARIANT_NAME_COLUMNS = (
     "work",
     "batch",
     "depth",
-)  # name rows without a variant
+)  # columns that name rows without a variant
 COMPLETE = "complete"
-POINT, OUTCOME = "point.json", "outcome.json"  # of a sweep's points
+POINT, OUTCOME = "point.json", "outcome.json"  # files of a sweep's points
 
 
 def yaml_to_json(text: str, pieces: ParsedPieces) -> str | None:
-    """Return `text` as one JSON object; None where it is no YAML mapping. `pieces` stores what was parsed before."""
+    """Convert `text` to one JSON object; None if it is not a YAML mapping. `pieces` caches parsed pieces."""
     members = [_parse_member(piece, pieces) for piece in KEY_START.split(text.removesuffix("\n"))]
     known = [member for member in members if member is not None]
-    names = {member.partition('": ')[0] for member in known}  # a duplicate key is no valid setting
+    names = {member.partition('": ')[0] for member in known}  # a duplicate key is invalid
     return "{" + ", ".join(known) + "}" if len(names) == len(members) else None
 
 
 def _parse_member(piece: str, pieces: ParsedPieces) -> str | None:
-    """Return `"key": value` of one key and everything indented below it."""
+    """Return `"key": value` for one key and the lines indented below it."""
     if piece not in pieces:
         pieces[piece] = _parse_section(piece, pieces) or _parse_piece(piece)
     return pieces[piece]
 
 
 def _parse_section(piece: str, pieces: ParsedPieces) -> str | None:
-    """Parse a key whose settings are indented below it."""
+    """Parse a key with settings indented below it."""
     found = SECTION.fullmatch(piece)
     if not found or not SECTION_KEY.match(found[2]):
         return None
@@ -77,7 +77,7 @@ def _parse_piece(piece: str) -> str | None:
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run or one variant of it, JSON objects as text; None where a file is missing or damaged."""
+    """One run or one of its variants; each part of it is JSON text, or None if its file is missing or damaged."""
 
     run: str
     variant: str | None
@@ -89,12 +89,12 @@ class RunRow:
 
 
 def run_rows(places: Sequence[RunLocation]) -> list[RunRow]:
-    """Return one row a run, leaving out JSON files that are no record."""
+    """Return one row per run; JSON files that are not records have none."""
     return [row for row in rows_by_location(places) if row is not None]
 
 
 def rows_by_location(places: Sequence[RunLocation]) -> list[RunRow | None]:
-    """Return the row of each location; None for a JSON file that is no record."""
+    """Return the row of each location; None if the location is a JSON file that is not a record."""
     pieces: ParsedPieces = {}
     return [_read_folder(place, pieces) if place.files else _read_record(place, pieces) for place in places]
 
@@ -115,9 +115,9 @@ def _read_folder(place: RunLocation, pieces: ParsedPieces) -> RunRow:
 
 
 def _if_object(text: str | None) -> str | None:
-    """Return `text` where it may be a JSON object; whether it is valid is found out when its keys are read.
+    """Return `text` if it may be a JSON object; it is validated later, when its keys are read.
 
-    DuckDB never gets deeply nested JSON: it would give up the whole database.
+    Deeply nested JSON is withheld from DuckDB, because it would invalidate the whole database.
     """
     if text is None:
         return None
@@ -130,11 +130,11 @@ def _if_object(text: str | None) -> str | None:
 
 
 def _read_record(place: RunLocation, pieces: ParsedPieces) -> RunRow | None:
-    """Read a committed record: experiment, environment and summary in one object, or figures beside them."""
+    """Read a committed record: experiment, environment and summary in one object, or with figures at the top level."""
     text = read_text(place.path) or ""
     outcome = place.path.endswith(f"/{OUTCOME}")
     if not outcome and '"environment"' not in text and text.rstrip().endswith("}"):
-        return None  # intact, but no record
+        return None  # valid JSON, but not a record
     try:
         record = read_json(text)
     except UnreadableText as error:
@@ -148,7 +148,7 @@ def _read_record(place: RunLocation, pieces: ParsedPieces) -> RunRow | None:
     summary = record["summary"] if "summary" in record else {k: v for k, v in record.items() if k not in known}
     question = record.get("question")
     if isinstance(experiment, str) and "\n" not in experiment or not (experiment or question):
-        experiment = {"question": place.name.split("-")[0]}  # measured by a script of this name
+        experiment = {"question": place.name.split("-")[0]}  # the name of the script that measured it
     settings = yaml_to_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
     if question and settings and settings != "{}" and "question" not in (experiment or ()):
         settings = json.dumps({"question": question, **json.loads(settings)})
@@ -157,7 +157,7 @@ def _read_record(place: RunLocation, pieces: ParsedPieces) -> RunRow | None:
 
 
 def _failed_point(place: RunLocation, outcome: Any) -> RunRow | None:
-    """Return a row with the settings and the error of a sweep's point that left no run."""
+    """Return a row with the settings and the error of a sweep's point without a run."""
     if not isinstance(outcome, dict) or outcome.get("run") is not None or not outcome.get("error"):
         return None
     folder = place.path.removesuffix(f"/{OUTCOME}")
@@ -167,7 +167,8 @@ def _failed_point(place: RunLocation, outcome: Any) -> RunRow | None:
 
 
 def variant_rows(runs: Sequence[RunRow]) -> Iterator[RunRow]:
-    """Yield one row a variant, with its own settings and figures; a run without variants yields its own row."""
+    """Yield one row per variant, with the variant's own settings and figures; a run without variants yields the run's
+    row."""
     for run in runs:
         summary = _object(run.summary)
         rows = summary.get("rows")
@@ -192,7 +193,7 @@ def variant_name(row: Mapping[str, Any]) -> str:
 
 
 def apply_variant(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
-    """Return the settings of a variant: the experiment's with the variant's changes, without `variants`."""
+    """Return the settings of a variant: the experiment's settings with the variant's changes, without `variants`."""
     settings = copy.deepcopy({name: value for name, value in experiment.items() if name != "variants"})
     variants = experiment.get("variants")
     changes = variants.get(variant) if isinstance(variants, dict) else None

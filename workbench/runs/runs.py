@@ -1,4 +1,4 @@
-"""Open a folder of runs as a database of its current files."""
+"""Query a folder of runs as a database built from its current files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEFAULT_COLUMNS = (
 
 
 class Runs(Displayable):
-    """Tables over a folder of runs.
+    """The tables of a folder of runs, for queries.
 
-    `runs` has one row a run; `variants` one a variant, or the run's row where it has none. Each Parquet table of run
-    folders (`requests`, `steps`, `tokens`, `decisions`, ...) has a column `run` and the columns of `runs` besides.
+    `runs` has one row per run; `variants` has one row per variant, or the run's row if it has none. Each Parquet table
+    of run folders (`requests`, `steps`, `tokens`, `decisions`, ...) also has a column `run` and the columns of `runs`.
 
-    A setting is a column by its dotted path (`cache.format`), a measure by its names joined (`ttft_s_p50`); entries of
-    the environment begin with `environment.`. Files are read when a table is first used.
+    A setting is a column by its dotted path (`cache.format`), a measure by its joined names (`ttft_s_p50`); environment
+    entries begin with `environment.`. Files are read when a table is first used.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -39,7 +39,7 @@ class Runs(Displayable):
         self._connection = sql.connect()
         self._names: dict[str, list[str]] = {}
         self._listed = pa.table({})
-        self.problems: list[str] = []  # tables of runs that could not be read, and why
+        self.problems: list[str] = []  # runs' tables that could not be read, with the reasons
 
     @property
     def tables(self) -> list[str]:
@@ -58,7 +58,7 @@ class Runs(Displayable):
     def query(self, select: str) -> pa.Table:
         """Return the result of one SELECT over the tables.
 
-        WorkbenchError for any other statement and for unknown names.
+        Raises WorkbenchError for any other statement and for unknown names.
         """
         tables = [table for table in self.tables if re.search(rf"\b{table}\b", select)]
         names = list(dict.fromkeys(name for table in tables for name in self.column_names(table)))
@@ -75,17 +75,17 @@ class Runs(Displayable):
         limit: int | None = None,
         table: str = RUNS,
     ) -> pa.Table:
-        """Return columns of one table, for the rows that meet a condition.
+        """Return columns of one table for the rows that match a condition.
 
         Args:
-            columns: names or SQL expressions; unless given, the most useful columns that any row has.
+            columns: names or SQL expressions; default: the most useful columns with values.
             where: an SQL condition.
-            order_by: names, each with `desc` where wanted; by the runs' names unless given.
-            limit: the most rows returned.
-            table: a name of `tables`.
+            order_by: names, optionally with `desc`; default: by the runs' names.
+            limit: maximum number of rows.
+            table: a name in `tables`.
 
         Raises:
-            WorkbenchError: an unknown column, with the nearest names, or an error in the SQL.
+            WorkbenchError: for an unknown column, with the nearest names, or an error in the SQL.
         """
         names = self.column_names(table)
         found = self._connection.table(table)
@@ -169,7 +169,7 @@ class Runs(Displayable):
 
 
 def open_runs(folder: Path | str = "runs") -> Runs:
-    """Open the runs at or below `folder`: run folders, those of a sweep's points, and records of one JSON file.
+    """Open the runs at or below `folder`: run folders, folders of a sweep's points, and records in single JSON files.
 
     workbench.open_runs("runs").select(["run", "cache.format", "tpot_s_p50"], where="model = 'demo'")
     """
@@ -177,7 +177,7 @@ def open_runs(folder: Path | str = "runs") -> Runs:
 
 
 def _drop_empty_columns(found: pa.Table) -> pa.Table:
-    """Drop columns without any value, and `state` where every run is complete."""
+    """Drop columns without values, and `state` if every run is complete."""
     kept = [name for name in found.column_names if found[name].null_count < max(found.num_rows, 1) or name == "run"]
     if "state" in kept and set(found["state"].to_pylist()) <= {"complete"}:
         kept.remove("state")
@@ -185,7 +185,7 @@ def _drop_empty_columns(found: pa.Table) -> pa.Table:
 
 
 def as_table(found: pa.Table, title: str = "", note: str = "") -> Table:
-    """Convert an Arrow table to one for display."""
+    """Convert an Arrow table to a table for display."""
     return Table(
         title, list(zip(*map(pa.ChunkedArray.to_pylist, found.columns), strict=True)), found.column_names, note
     )

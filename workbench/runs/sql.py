@@ -1,4 +1,4 @@
-"""Run read-only SQL over tables in memory, with settings named as in `--set`, and one-line errors."""
+"""Run read-only SQL over tables in memory, with settings named as in `--set`, and with errors of one line."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ READ_ONLY_SETTINGS = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
-    "python_enable_replacements": False,  # variables of this process are no tables
+    "python_enable_replacements": False,  # do not read this process's variables as tables
     "lock_configuration": True,
 }
-# Texts, quoted names and comments are skipped; dotted names in the rest are columns.
+# String literals, quoted names and comments are skipped; other dotted names are columns.
 SQL_TOKEN = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
 UNKNOWN_COLUMN = re.compile(r'(?:Referenced column|column named) "([^"]+)"')
 MAX_SUGGESTIONS = 3
 
 
 def connect() -> duckdb.DuckDBPyConnection:
-    """Open a database in memory that can neither read or write files, nor fetch, nor be reconfigured."""
+    """Open an in-memory database without access to files or the network and with a locked configuration."""
     return duckdb.connect(config={name: str(value).lower() for name, value in READ_ONLY_SETTINGS.items()})
 
 
 def quote_columns(sql: str, names: Sequence[str]) -> str:
-    """Quote every dotted name in `sql` that is a column; a measure may be written with dots for underscores."""
+    """Return `sql` with quotes around every dotted name that is a column; a measure may be written with dots in place
+    of underscores."""
     known = {name.lower(): name for name in names}
 
     def quoted(found: re.Match[str]) -> str:
@@ -52,8 +53,8 @@ def require_select(sql: str) -> None:
 
 @contextmanager
 def translate_errors(source: str, sql: str, names: Sequence[str]) -> Iterator[None]:
-    """Translate DuckDB's errors to WorkbenchError: an unknown column with the nearest names, others as DuckDB's first
-    line.
+    """Translate DuckDB's errors to WorkbenchError: an unknown column with the nearest names, other errors as DuckDB's
+    first line.
     """
     try:
         yield
@@ -65,7 +66,8 @@ def translate_errors(source: str, sql: str, names: Sequence[str]) -> Iterator[No
 
 
 def suggest_columns(word: str, names: Sequence[str]) -> str:
-    """Suggest the nearest names, first those with `word` as a part; where none is near, say how to list all."""
+    """Return a sentence that suggests the names nearest to `word`, those that contain it first; without near names, it
+    says how to list all names."""
     lower = word.lower()
     around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
     close = list(
@@ -74,7 +76,7 @@ def suggest_columns(word: str, names: Sequence[str]) -> str:
         )
     )
     if not close:
-        return "; `workbench runs --names` lists all, with `--table variants` those of the variants of each run"
+        return "; `workbench runs --names` lists all columns, with `--table variants` the columns of variants"
     return "; did you mean " + " or ".join(map(repr, close[:MAX_SUGGESTIONS])) + "?"
 
 

@@ -1,1 +1,1 @@
-"""Turn logits into tokens: filters, samplers, user-defined components, and the sampler of a runner."""
+"""Turn logits into tokens: filters, samplers, user-defined components, and the sampler that a runner uses."""

@@ -1,10 +1,10 @@
-"""Combine a row of logits with other logits of the same model: those of earlier layers, or of a second stream.
+"""Combine a row of logits with other logits of the same model: logits of earlier layers, or of a second stream.
 
-    LayerCombiner    logits, and those that the final norm and the head give for the states after some earlier layers
-    StreamCombiner   logits, and those after another prompt that is followed by the same output: a second stream
+    LayerCombiner    logits, and the logits of earlier layers (final norm and head applied to the states after them)
+    StreamCombiner   logits, and the logits of a second stream: another prompt followed by the same output
 
-They are named among `filters` and are called before all others, the built-in ones too, as what they return is the
-model's distribution for these. Each row is combined alone.
+Combiners are listed in `filters` and run before all filters, the built-in ones included, which treat their result as
+the model's distribution. Each row is combined alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from workbench.sampling.filters import History
 
 
 class LayerCombiner(Protocol):
-    """`layers` are numbers of layers: the states after so many, from 0, the embedding.
+    """A combiner with the logits of earlier layers. `layers` are the numbers of layers after which hidden states are
+    taken; 0 is the embedding.
 
     It is called with logits [sample, vocab], a history for each sample, and early logits [layer, sample, vocab], in the
     order of `layers`; it returns logits [sample, vocab]."""
@@ -34,7 +35,8 @@ class LayerCombiner(Protocol):
 
 
 class StreamCombiner(Protocol):
-    """`second_prompt` returns the prompt of the second stream for a request's own.
+    """A combiner with the logits of a second stream. `second_prompt` maps a request's prompt to the prompt of its
+    second stream.
 
     It is called with logits [sample, vocab], a history for each sample, and the second stream's logits [sample, vocab];
     it returns logits [sample, vocab]."""
@@ -46,7 +48,9 @@ class StreamCombiner(Protocol):
 
 @dataclass(frozen=True)
 class OtherLogits:
-    """The other logits of one sequence: `early` by number of layers, and `second`; [row, vocab] each, float32."""
+    """The other logits of one sequence, in float32 [row, vocab] each: `early` has those of earlier layers by number of
+    layers, `second` those of the second stream.
+    """
 
     early: Mapping[int, Tensor] = field(default_factory=dict)
     second: Tensor | None = None
@@ -57,7 +61,7 @@ NO_OTHERS = OtherLogits()
 
 @dataclass(frozen=True)
 class NamedCombiner:
-    """A combiner with its path in the settings."""
+    """A combiner with its path in the settings, for error messages."""
 
     path: str
     combine: LayerCombiner | StreamCombiner
@@ -71,7 +75,9 @@ class NamedCombiner:
         return hasattr(self.combine, "second_prompt")
 
     def second_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the second stream's prompt. WorkbenchError where the part fails or gives anything but token ids."""
+        """Return the second stream's prompt. Raises WorkbenchError if the combiner fails or does not return token
+        ids.
+        """
         try:
             ids = tuple(cast(StreamCombiner, self.combine).second_prompt(tuple(prompt_ids)))
         except Exception as error:
@@ -81,10 +87,10 @@ class NamedCombiner:
         return ids
 
     def rows(self, logits: Tensor, histories: Sequence[History], others: OtherLogits) -> Tensor:
-        """Return the combined rows of one sequence, [row, vocab].
+        """Return the combined logits of one sequence, [row, vocab].
 
         Raises:
-            WorkbenchError: the part fails, or returns what no token can be sampled from.
+            WorkbenchError: the part fails, or returns rows that no token can be sampled from.
         """
         if self.has_second_stream:
             other = others.second
@@ -93,7 +99,7 @@ class NamedCombiner:
             other = None if missing else torch.stack([others.early[layer] for layer in self.layers])
         if other is None:
             what = "a second stream" if self.has_second_stream else f"logits of layers {self.layers}"
-            raise WorkbenchError(f"filter {self.path}: needs {what}, which there are not here")
+            raise WorkbenchError(f"filter {self.path}: needs {what}, which this call does not have")
         return torch.cat([
             self._row(logits[row : row + 1], history, other[..., row : row + 1, :])
             for row, history in enumerate(histories)
@@ -117,19 +123,21 @@ class NamedCombiner:
 
 
 def combiner_of(made: Any, part: CustomPart) -> NamedCombiner | None:
-    """Return the part as a combiner if it has `layers` or `second_prompt`, or None. WorkbenchError for a wrong one."""
+    """Return `made` as a combiner if it has `layers` or `second_prompt`, else None. Raises WorkbenchError for an
+    invalid combiner.
+    """
     layers, has_stream = getattr(made, "layers", None), hasattr(made, "second_prompt")
     if layers is None and not has_stream:
         return None
     name = f"filter {part.path}"
     if layers is not None and has_stream:
-        raise WorkbenchError(f"{name}: has layers and second_prompt; a part combines one or the other")
+        raise WorkbenchError(f"{name}: has layers and second_prompt; give one of them")
     if has_stream:
         check_arity(made.second_prompt, 1, f"{name}: second_prompt", "(prompt_ids)")
         check_arity(made, 3, name, "(logits, histories, second)")
     else:
         whole = isinstance(layers, tuple) and layers and all(type(layer) is int and layer >= 0 for layer in layers)
         if not whole:
-            raise WorkbenchError(f"{name}: layers is {layers!r}; must be a tuple of numbers of layers, from 0")
+            raise WorkbenchError(f"{name}: layers is {layers!r}; must be a tuple of layer numbers, from 0")
         check_arity(made, 3, name, "(logits, histories, early)")
     return NamedCombiner(part.path, made)

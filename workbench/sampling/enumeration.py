@@ -1,7 +1,9 @@
-"""Compute the exact outcome of an acceptance rule by summing over every draft and every verdict.
+"""Compute the exact output distribution of an acceptance rule for drafts, by summing over every draft and every
+verdict.
 
-Probabilities are multiples of a quarter. A ratio p / q of two such has a denominator of at most 4, so no acceptance
-threshold lies within a twelfth: one random number from each twelfth represents all of it.
+All probabilities are multiples of a quarter. So the ratio p / q of target to draft is a fraction with a denominator of
+at most 4, and no acceptance threshold lies inside a twelfth of [0, 1): one random number from each twelfth represents
+all numbers in it.
 """
 
 from __future__ import annotations
@@ -18,12 +20,10 @@ from workbench.sampling.verify import Draft, rejection_sample
 DENOMINATOR = 4  # probabilities are multiples of 1 / DENOMINATOR
 NUM_CELLS = math.lcm(*range(1, DENOMINATOR + 1))
 Tokens = tuple[int, ...]
-NextTokenTable = Mapping[
-    Tokens, Sequence[float]
-]  # the distribution of the next token, by as many of the last ones as it knows
-TargetRow = Callable[[int], Tensor]  # the target's row at a drafted position
+NextTokenTable = Mapping[Tokens, Sequence[float]]  # distribution of the next token by prefix, or by the last tokens
+TargetRow = Callable[[int], Tensor]  # function of a draft position: the target's distribution there
 AcceptanceRule = Callable[[Draft, TargetRow, list[float]], tuple[int, Tensor]]
-Proposes = Callable[[Sequence[float], int], bool]  # whether a draft goes on, by its distribution and the token drawn
+Proposes = Callable[[Sequence[float], int], bool]  # (distribution, drawn token) -> whether the draft continues
 
 
 def always(row: Sequence[float], token: int) -> bool:
@@ -41,7 +41,7 @@ def speculative_distribution(
 
     Args:
         target: the target's distributions, by prefix (or by its last tokens, for a target that knows only those).
-        draft: the draft's; None is a draft that proposes token 0 each time, with certainty.
+        draft: the draft's distributions; None: a draft that always proposes token 0 with certainty.
         rule: the acceptance rule, called as `workbench.sampling.verify.rejection_sample`.
         proposes: a draft ends before the first token for which it returns False.
     """
@@ -65,7 +65,7 @@ def speculative_distribution(
 
 
 def _paths(draft: NextTokenTable, most: int, proposes: Proposes, path: Tokens = ()) -> Iterator[tuple[Tokens, float]]:
-    """Yield all drafts that go on from `path`, and how probable each is from there."""
+    """Yield all drafts that continue `path`, each with its conditional probability."""
     if len(path) == most:
         yield path, 1.0
         return
@@ -80,18 +80,18 @@ def _paths(draft: NextTokenTable, most: int, proposes: Proposes, path: Tokens = 
 
 
 def target_distribution(target: NextTokenTable, tokens: int) -> dict[Tokens, float]:
-    """Return the distribution of `tokens` tokens without drafts."""
+    """Return the target's distribution of its next `tokens` tokens, without drafts."""
     outcomes = itertools.product(range(_size(target)), repeat=tokens)
     return {outcome: continuation_probability(target, (), outcome) for outcome in outcomes}
 
 
 def continuation_probability(target: NextTokenTable, begun: Tokens, rest: Tokens) -> float:
-    """Return the probability that the target continues with `rest`."""
+    """Return the probability that the target continues the tokens `begun` with `rest`."""
     return math.prod(_row(target, (*begun, *rest[:i]))[rest[i]] for i in range(len(rest)))
 
 
 def total_variation(found: Mapping[Tokens, float], wanted: Mapping[Tokens, float]) -> float:
-    """Return the total variation distance of two distributions."""
+    """Return the total variation distance between two distributions."""
     return 0.5 * sum(abs(found[outcome] - wanted[outcome]) for outcome in wanted)
 
 
@@ -100,5 +100,5 @@ def _size(table: NextTokenTable) -> int:
 
 
 def _row(table: NextTokenTable, begun: Tokens) -> Sequence[float]:
-    """Return the distribution after `begun`, by the longest suffix of it that the table knows."""
+    """Return the distribution after `begun`: the table's entry for its longest known suffix."""
     return next(table[begun[i:]] for i in range(len(begun) + 1) if begun[i:] in table)

@@ -1,4 +1,4 @@
-"""Trace what each filter does to one row of logits: the engine's own filters, in the engine's order."""
+"""Trace the effect of each filter on one row of logits, with the engine's filters in the engine's order."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from workbench.sampling.sampling_state import (
 
 @dataclass(frozen=True)
 class FilterStep:
-    """One filter: `logits` [vocab] after it, the tokens it `removed`, and their share of the probability.
+    """The effect of one filter: `logits` [vocab] after it, the tokens that it `removed`, and their share of the
+    probability.
 
-    Shares are fractions of the distribution that the filter is given; `kept_mass` counts this filter and those before.
+    Shares are fractions of the filter's input distribution; `kept_mass` is what this and all earlier filters leave.
     """
 
     name: str
@@ -41,13 +42,15 @@ class FilterStep:
 
     @property
     def probabilities(self) -> Tensor:
-        """Return the softmax, [vocab] in float64."""
+        """Return the softmax of the logits after the filter, [vocab] in float64."""
         return self.logits.double().softmax(-1)
 
 
 @dataclass(frozen=True)
 class FilterTrace:
-    """The filters of a row in order of application; at temperature 0 the last is `greedy`, which leaves one token."""
+    """The effects of all filters on one row, in order of application; at temperature 0 the last step is `greedy`, which
+    keeps one token.
+    """
 
     model: Tensor
     steps: tuple[FilterStep, ...]
@@ -65,20 +68,20 @@ class FilterTrace:
 
     @property
     def kept_mass(self) -> float:
-        """Return the probability that no filter removed; with the removed masses it adds up to 1."""
+        """Return the probability mass that is left after all filters; with the removed masses it adds up to 1."""
         return self.steps[-1].kept_mass if self.steps else 1.0
 
     def draw(self, uniforms: Sequence[float]) -> list[int]:
-        """Sample a token for each of these numbers in [0, 1), by the request's sampler."""
+        """Sample one token for each of these numbers in [0, 1), by the request's sampler."""
         if self.sampling_state.sampler is None:
             return [self._own(number) for number in uniforms]
         tokens = self.sampling_state.sampler.choose_rows(self.sampled[None], uniforms)
-        return tokens if len(tokens) == len(uniforms) else tokens * len(uniforms)  # greedy looks at no number
+        return tokens if len(tokens) == len(uniforms) else tokens * len(uniforms)  # greedy ignores the number
 
     def _own(self, number: float) -> int:
         choice = sample_row(
             self.model, self.sampled, replace(self.sampling_state), number
-        )  # each begins from the same state
+        )  # each draw starts from the same state
         if choice.error:
             raise WorkbenchError(choice.error)
         return choice.token_id
@@ -86,8 +89,8 @@ class FilterTrace:
 
 @torch.no_grad()
 def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters) -> FilterTrace:
-    """Trace `logits` [vocab] after `history` through the filters of `sampling`; WorkbenchError where the engine would
-    fail.
+    """Trace `logits` [vocab] through the filters of `sampling`, for the next token after `history`. Raises
+    WorkbenchError if the engine would fail.
 
     Example: `workbench.trace_filters(logits, workbench.History(ids), workbench.SamplingParameters(top_k=40))`
     """
@@ -116,7 +119,7 @@ def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters
 
 
 def entropy_bits(probabilities: Tensor) -> float:
-    """Return the entropy in bits.
+    """Return the entropy of a distribution, in bits.
 
     Example: `workbench.entropy_bits(logits.softmax(-1))`
     """
@@ -138,7 +141,7 @@ def _check(row: Tensor, what: str) -> None:
 
 
 def _name(rule: object) -> str:
-    """Return a filter's class and its one number, such as `top k 40`."""
+    """Return a filter's name with its number, such as `top k 40`."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(rule).__name__).lower()
     values = [getattr(rule, each.name) for each in fields(rule)] if is_dataclass(rule) else []
     return f"{words} {values[0]:g}" if len(values) == 1 and isinstance(values[0], (int, float)) else words

@@ -20,14 +20,14 @@ from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
 
 REMOVED = -float("inf")
-LARGE_VOCAB = 4096  # tokens: from where on top-p sorts the likely ones alone
-SAFE_TEMPERATURE = 1e-6  # below it a plain division may overflow
+LARGE_VOCAB = 4096  # vocabulary size from which top-p only sorts likely tokens
+SAFE_TEMPERATURE = 1e-6  # below this, a plain division may overflow
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class History:
-    """The tokens that came before a row's next one."""
+    """The tokens before a row's next token: the prompt's and the output's."""
 
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
@@ -39,7 +39,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Divide logits of tokens in prompt or output by `penalty`; multiply negative ones (CTRL)."""
+    """Divide the positive logits of tokens in prompt or output by `penalty`; multiply negative ones by it (CTRL)."""
 
     penalty: float
 
@@ -84,7 +84,7 @@ class PresencePenalty:
 
 @dataclass(frozen=True)
 class LogitBias:
-    """Add to single tokens' logits: pairs of token id and bias. A bias of -inf bans the token."""
+    """Add a bias to the logits of single tokens, given as pairs of token id and bias. A bias of -inf bans the token."""
 
     biases: tuple[tuple[int, float], ...]
 
@@ -102,7 +102,7 @@ class LogitBias:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Divide by `temperature`. The order of tokens stays; below 1e-6 the maximum is subtracted first."""
+    """Divide logits by `temperature`, which keeps their order; below 1e-6 the maximum is subtracted first."""
 
     temperature: float
 
@@ -131,7 +131,9 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """Keep the fewest most probable tokens that hold at least `p` of the mass (Holtzman et al., 2020)."""
+    """Keep the smallest set of most probable tokens with a total probability of at least `p` (Holtzman et al.,
+    2020).
+    """
 
     p: float
 
@@ -141,20 +143,21 @@ class TopP:
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
         if logits.shape[-1] <= LARGE_VOCAB or not logits.is_cpu or logits.dtype.itemsize < 4:
             return self._of_all(logits)
-        # by rows, so that none depends on its neighbours
+        # row by row, so that no row depends on others
         return torch.cat([logits[:0], *(self._of_likely(row)[None] for row in logits)])
 
     def _of_likely(self, row: Tensor) -> Tensor:
-        """Sort those tokens alone that are at least as likely as (1 - p) / vocab: all others together hold less than
-        1 - p. To sort a large vocabulary takes longer than to compute its logits."""
+        """Sort only tokens with a probability of at least (1 - p) / vocab: all others together have less than 1 - p.
+        Sorting a large vocabulary would take longer than computing its logits.
+        """
         mass = row.softmax(-1).numpy()
-        likely = np.flatnonzero(~(mass < (1 - self.p) / len(mass)))  # NaN too
+        likely = np.flatnonzero(~(mass < (1 - self.p) / len(mass)))  # also true for NaN
         likely = likely[(-row.numpy()[likely]).argsort()]
         kept = torch.from_numpy(likely[: 1 + int((mass[likely].cumsum(dtype="f8") < self.p).sum())])
         return torch.full_like(row, REMOVED).index_copy_(0, kept, row[kept])
 
     def _of_all(self, logits: Tensor) -> Tensor:
-        # Not stable: then ties fall as in transformers, which sorts the same way.
+        # Not stable, so ties are ordered as in transformers, which uses the same sort.
         ascending, order = logits.sort()
         removed = ascending.softmax(-1).cumsum(-1) <= 1 - self.p
         removed[:, -1] = False
@@ -178,8 +181,8 @@ class MinP:
 def build_filters(parameters: SamplingParameters) -> tuple[Filter, ...]:
     """Return the filters of `parameters`, in order, without those that change nothing.
 
-    At temperature 0 the largest logit is taken, so temperature, top-k, top-p and min-p drop out, as in transformers;
-    penalties and bias stay. User-defined filters come after these and are not built here.
+    At temperature 0 the largest logit is chosen, so temperature, top-k, top-p and min-p are left out, as in
+    transformers; penalties and bias stay. User-defined filters run after these and are not built here.
     """
     chain: list[Filter] = []
     if parameters.repetition_penalty != 1:
@@ -204,7 +207,7 @@ def build_filters(parameters: SamplingParameters) -> tuple[Filter, ...]:
 
 
 def _index(token_ids, logits: Tensor) -> Tensor:
-    """Convert token ids to an index into the vocabulary; those outside it would wrap, or break a GPU."""
+    """Convert token ids to an index tensor; ids outside of the vocabulary would wrap around, or crash a GPU kernel."""
     ids = list(token_ids)
     vocab = logits.shape[-1]
     if ids and not 0 <= min(ids) <= max(ids) < vocab:

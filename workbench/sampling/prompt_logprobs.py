@@ -14,17 +14,17 @@ ROWS_AT_ONCE = 32  # in float64 a row is twice as large as its logits
 
 
 class BadPromptRow(Exception):
-    """A position of the prompt whose logits are no distribution."""
+    """Raised for a prompt position whose logits are invalid."""
 
 
 def score_prompt(sequence: Sequence, logits: Tensor) -> list[PromptLogprob]:
-    """Return the log-probabilities of the next tokens of a prompt that have none yet.
+    """Return the log-probabilities of the next prompt tokens, those that have none so far.
 
-    They are the model's, before any filter and at temperature 1, computed as those of generated tokens are.
+    They are the model's own log-probabilities (no filter, temperature 1), computed like those of generated tokens.
 
     Args:
-        sequence: its prompt, and how many of its tokens have one.
-        logits: of the positions before these tokens, [row, vocab].
+        sequence: the sequence, with its prompt and the number of prompt tokens that already have one.
+        logits: logits at the positions before these tokens, [row, vocab].
 
     Raises:
         BadPromptRow: for logits that are NaN, +inf or all -inf; the message says which.

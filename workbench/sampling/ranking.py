@@ -1,7 +1,7 @@
-"""Rank the samples of one request by a part of the user's own: `best_of` samples are drawn, the n best are returned.
+"""Rank the samples of one request by a user-defined ranking: `best_of` samples are drawn, and the n best are returned.
 
-A ranking is called once, with the finished samples in order of their numbers, and returns a score for each; the largest
-is the best, and of equal scores the first. So votes, expected utilities and verifiers are values beside the engine.
+A ranking is called once, with the finished samples in order of sample number, and returns a score for each; the largest
+score is best, and the first of equal scores. So votes, expected utilities and verifiers need no change of the engine.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from workbench.trace.events import Finished
 
 
 class Ranking(Protocol):
-    """Return a score for each sample, which must not be changed. `token_ids`, `output_text` and `score` (the model's
-    log-probability, summed over its tokens) say what it is."""
+    """A function that returns a score for each sample; it must not change them. Attributes of a sample: `token_ids`,
+    `output_text` and `score` (the model's log-probability, summed over its tokens).
+    """
 
     def __call__(self, samples: Sequence[Finished], /) -> Sequence[float]: ...
 
 
 def load_ranking(part: CustomPart) -> Ranking:
-    """Build the ranking that `part` names; WorkbenchError if it cannot be one."""
+    """Build the ranking that `part` names; raises WorkbenchError if it cannot be one."""
     made = load_custom(part)
     if not callable(made):
         raise WorkbenchError(f"ranking {part.path}: not callable; it needs __call__(self, samples)")
@@ -33,7 +34,9 @@ def load_ranking(part: CustomPart) -> Ranking:
 
 
 def rank_samples(ranking: Ranking, samples: Sequence[Finished], name: str) -> list[float]:
-    """Return the scores of `samples`. WorkbenchError, naming the part, where it fails or gives anything but numbers."""
+    """Return the scores of `samples`. Raises WorkbenchError with the name of the ranking if it fails or does not return
+    numbers.
+    """
     try:
         scores = [float(score) for score in ranking(samples)]
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Sample along the rows of one sequence: one for its next token, and one after each draft token."""
+"""Sample from the rows of one sequence: one row for its next token, and one after each draft token."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from workbench.sampling.verify import ACCEPT_STREAM, Draft, rejection_sample
 
 @dataclass(frozen=True)
 class PendingRows:
-    """The rows of one sequence: one for its next token and one after each draft token; `largest` has each row's
-    maximum."""
+    """The rows of one sequence that are to be sampled: one for its next token and one after each draft token; `largest`
+    has the largest logit of each row.
+    """
 
     index: int
     rows: range
@@ -34,11 +35,11 @@ class PendingRows:
     draft: Draft
     sampling_state: SamplingState
     largest: list[float]
-    take: Take | None = None  # of a constrained request
+    take: Take | None = None  # the constraint of a constrained request
 
     @property
     def histories(self) -> list[History]:
-        """Return the tokens before each row's token, draft tokens included."""
+        """Return the history of each row, including the draft tokens before it."""
         return [self.history(place) for place in range(len(self.rows))]
 
     def history(self, place: int) -> History:
@@ -56,10 +57,10 @@ class PendingRows:
         """Return the accepted draft tokens and one token after them; the last may be a failure.
 
         Args:
-            scores: the sequence's rows before the filters, [row, vocab].
-            filtered: the same after the filters.
-            faults: the largest value of each filtered row.
-            token: the token sampled from a lone row, if that was done together with others.
+            scores: the sequence's rows before filters, [row, vocab].
+            filtered: the rows after filters, [row, vocab].
+            faults: the largest value of each filtered row, which shows whether a token can be sampled from it.
+            token: the token of a single row, if it was sampled in a batch with other sequences.
             rejection: accept drafts by rejection sampling if the sampler is a plain random one; otherwise by match.
         """
         sampling_state = self.sampling_state
@@ -102,7 +103,7 @@ class PendingRows:
             choices.append(with_logprobs(token, scores[place], rows[place], self.sampling_state.request.sampling))
 
         def target(place: int) -> Tensor:
-            if place:  # it is requested only after the token before it was accepted
+            if place:  # it is only requested after its predecessor was accepted
                 take(place - 1, self.draft.token_ids[place - 1])
             rows[place] = left(place)
             return rows[place].double().softmax(-1)
@@ -112,16 +113,17 @@ class PendingRows:
         take(standing, sample_categorical(weights[None], [self.uniform(standing)])[0])
 
 
-Take = Callable[[int, SampledToken], SampledToken | None]  # of a row: the token to take, or None where it has to wait
+Take = Callable[[int, SampledToken], SampledToken | None]  # row -> the token to take, or None to wait
 
 
 def follow(draft: Draft, sample: Callable[[int], SampledToken | None], take: Take | None) -> list[SampledToken]:
-    """Return the tokens of rows along a draft, up to the first that is not drafted, or fails, waits or is the last.
+    """Return the tokens sampled along a draft. They end with the first token that is not in the draft, fails, waits or
+    is the last.
 
     Args:
         draft: the draft.
-        sample: returns the token sampled from a row; None where there is none.
-        take: what takes the sampled tokens, if anything does.
+        sample: function that returns the token sampled from a row; None if there is none.
+        take: function that passes a sampled token to the request's constraint, if there is one.
     """
     choices: list[SampledToken] = []
     row: int | None = 0
@@ -135,7 +137,7 @@ def follow(draft: Draft, sample: Callable[[int], SampledToken | None], take: Tak
 
 
 class BadRow(Exception):
-    """A row from which no token can be sampled."""
+    """Raised for a row from which no token can be sampled."""
 
     def __init__(self, choice: SampledToken):
         super().__init__(choice.error)

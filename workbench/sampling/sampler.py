@@ -1,5 +1,5 @@
-"""Sample tokens for each sequence from a step's logits, with log-probabilities. A row's token never depends on the rows
-beside it.
+"""Sample tokens for each sequence from a step's logits, with log-probabilities. A row's token never depends on other
+rows.
 
     logits  ->  PendingRows (a sequence's rows)  ->  SamplingState (filters, sampler)  ->  SampledToken, or a failure
     rows of a request whose filters combine other logits are combined with these first
@@ -42,26 +42,27 @@ from workbench.sampling.verify import NO_DRAFT, Draft
 
 @dataclass
 class Sampler:
-    """Sample tokens for many requests, and keep each one's filters and sampler state.
+    """The sampler of a runner: it samples tokens for many requests, and has each request's filters and sampler state.
 
     A runner owns one. `vocab_size` lets `add` refuse a bias on a token that does not exist. `acceptance_rule` is the
-    acceptance rule of draft tokens. `rejection` accepts as often as any rule that keeps the target's distribution, if
-    the sampler is a plain random one. `match` accepts the tokens that would have been sampled without a draft.
+    acceptance rule of draft tokens. `rejection` has the highest acceptance rate of all rules that keep the target's
+    distribution; it needs the plain random sampler. `match` accepts the tokens that would have been sampled without a
+    draft.
     """
 
     vocab_size: int | None = None
     acceptance_rule: Literal["rejection", "match"] = "rejection"
     masks: MaskWorker = field(default_factory=MaskWorker, repr=False)
-    constraint_seconds: float = 0.0  # processor time of the last call in which constraints took their tokens
+    constraint_seconds: float = 0.0  # CPU time that constraints used in the last call
     _states: dict[str, SamplingState] = field(default_factory=dict, repr=False)
 
     def add(self, sequence: Sequence, constraint: Constraint | None = None) -> None:
-        """Build the sampling state of a request; WorkbenchError for a component or a bias that cannot work."""
+        """Build the sampling state of a request. Raises WorkbenchError for an invalid component or bias."""
         state = build_sampling_state(sequence.request, self.vocab_size)
         self._states[sequence.request_id] = replace(state, constraint=constraint)
 
     def constrain(self, sequence: Sequence, constraint: Constraint | None) -> None:
-        """Let `constraint` take the tokens of a request that was added."""
+        """Constrain the tokens of a request that was added by `constraint`; None removes it."""
         self._states[sequence.request_id].constraint = constraint
 
     def constraint_of(self, request_id: str) -> Constraint | None:
@@ -70,21 +71,20 @@ class Sampler:
         return None if state is None else state.constraint
 
     def combiners_of(self, request_id: str) -> tuple[NamedCombiner, ...]:
-        """Return the filters of a request that combine other logits."""
+        """Return those filters of a request that combine other logits."""
         state = self._states.get(request_id)
         return () if state is None else state.combiners
 
     def is_plain_greedy(self, sequence: Sequence) -> bool:
-        """Return whether the largest logit of each row is all that this sequence's tokens hang on."""
+        """Return whether every token of this sequence is simply the one with the largest logit of its row."""
         state = self._states.get(sequence.request_id)
         return state is not None and state.is_plain_greedy and state.constraint is None
 
     def legal_drafts(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
-        """Cut drafts before the first token that their requests' constraints forbid.
+        """Cut drafts before the first token forbidden by their request's constraint.
 
-        A drafted token with a probability is kept, though it will be rejected: only then is the token in its place
-        sampled from the target's distribution. Where rows are masked or combined as a chain, a tree gives its first
-        branch.
+        A draft token with a probability is kept even though it will be rejected: only then its replacement has the
+        target's distribution. A tree is reduced to its first branch if rows are masked or combined.
         """
         legal: dict[str, Draft] = {}
         self.masks.wait()
@@ -99,7 +99,7 @@ class Sampler:
         return legal
 
     def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
-        """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
+        """Start a thread that computes the masks of sequences with these drafts; `verify` waits for it."""
         constrained = [
             (constraint, draft)
             for sequence, draft in sequences
@@ -126,14 +126,14 @@ class Sampler:
     ) -> list[list[SampledToken]]:
         """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
 
-        A list is empty where a constraint lets the token wait: its row is to be computed once more.
-        Rows whose requests have equal filters are filtered together, by operations that treat every row by itself.
+        A list is empty if a constraint defers the token: its row must be computed again. Rows of requests with equal
+        filters are filtered together, by operations that treat every row separately.
 
         Args:
             logits: [sample, vocab]. Each sequence has, in order, a row for its next token and one per draft token.
             sequences: the sequences.
             drafts: the draft of each sequence.
-            others: by request id, the other logits of requests whose filters combine them.
+            others: by request id, the other logits of requests with combiners.
         """
         spans = _spans(drafts)
         if len(logits) != (spans[-1].stop if spans else 0) or len(sequences) != len(drafts):
@@ -151,7 +151,7 @@ class Sampler:
                 if not math.isfinite(model_largest[row]):
                     chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(model_largest[row])}")]
                 elif largest[row] == -math.inf:
-                    chosen[number] = [failed_token("the request's constraint leaves no token")]
+                    chosen[number] = [failed_token("the request's constraint allows no token")]
         self.constraint_seconds = 0.0
         budget = NodeBudget(MAX_NODES_OF_SAMPLING) if constrained else None
         takes: dict[int, Take] = {}
@@ -191,15 +191,15 @@ class Sampler:
         row: int,
         choice: SampledToken,
     ) -> SampledToken | None:
-        """Let the request's constraint take a token; return the token of the output, or None where it has to wait.
+        """Pass a token to the request's constraint; return the output token, or None if it has to wait.
 
         Args:
             state: the request's sampling state.
             scores: its rows, [row, vocab].
-            masked: its rows without forbidden tokens.
-            budget: work that constraints may do now.
-            row: the row of the token.
-            choice: the token.
+            masked: its rows with forbidden tokens at -inf.
+            budget: the work that constraints may do now.
+            row: index of the token's row.
+            choice: the sampled token.
         """
         assert state.constraint is not None
         began = time.thread_time()
@@ -224,8 +224,7 @@ class Sampler:
         others: Mapping[str, OtherLogits],
         failed: dict[int, list[SampledToken]],
     ) -> Tensor:
-        """Return the rows [row, vocab] with those of combiners combined; add sequences whose combiner fails to
-        `failed`."""
+        """Return the rows [row, vocab] after combiners; add sequences with a failing combiner to `failed`."""
         combined = scores
         for number, (sequence, draft, rows) in enumerate(zip(sequences, drafts, spans, strict=True)):
             row = scores[rows.start : rows.stop]
@@ -246,7 +245,7 @@ class Sampler:
     def _constrained(
         self, sequences: list[Sequence], drafts: Many[Draft], failed: dict[int, list[SampledToken]]
     ) -> dict[int, NDArray[np.bool_]]:
-        """Return the masks [row, vocab] of constrained sequences; add those whose mask failed to `failed`."""
+        """Return the masks [row, vocab] of constrained sequences; add sequences with a failed mask to `failed`."""
         masks: dict[int, NDArray[np.bool_]] = {}
         constraints = [self.constraint_of(sequence.request_id) for sequence in sequences]
         if all(each is None for each in constraints):
@@ -263,7 +262,7 @@ class Sampler:
         return masks
 
     def _sample_group(self, scores: Tensor, masked: Tensor, group: list[PendingRows]) -> dict[int, list[SampledToken]]:
-        """Sample for sequences that share filters and sampler; if that fails together, each is tried alone."""
+        """Sample for sequences with the same filters and sampler; if the batch fails, sample each sequence alone."""
         rows = [row for pending in group for row in pending.rows]
         sampler = group[0].sampling_state.sampler
         try:
@@ -307,7 +306,7 @@ class Sampler:
 
 
 def _spans(drafts: Many[Draft]) -> list[range]:
-    """Return the rows of each sequence: one for its next token, and one per draft token."""
+    """Return the range of rows of each sequence: one row for its next token, and one per draft token."""
     spans, row = [], 0
     for draft in drafts:
         spans.append(range(row, row := row + 1 + len(draft.token_ids)))
@@ -325,12 +324,14 @@ def _mask(scores: Tensor, masks: list[tuple[range, NDArray[np.bool_]]]) -> Tenso
 
 
 def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
-    """Return a copy of these rows. torch's `scores[rows]` wakes all threads for a single row (2.13), and waits."""
+    """Return a copy of these rows. torch's `scores[rows]` (2.13) wakes all threads even for a single row, and waits for
+    them.
+    """
     return scores.index_select(0, torch.tensor(rows, device=scores.device))
 
 
 def _greedy(rows: range, largest: list[float], tokens: list[int], place: int) -> SampledToken:
-    """Return the largest token of one of a sequence's rows."""
+    """Return the token with the largest logit in one of a sequence's rows."""
     row = rows.start + place
     if not math.isfinite(largest[row]):
         return failed_token(f"the model's logits {describe_bad_logits(largest[row])}")
@@ -340,7 +341,7 @@ def _greedy(rows: range, largest: list[float], tokens: list[int], place: int) ->
 def _largest(scores: Tensor) -> tuple[list[float], list[int]]:
     """Return each row's largest value (NaN if the row has one) and the first token that has it."""
     if scores.device.type == "cpu" and not scores.requires_grad:
-        rows = scores.numpy()  # numpy's argmax uses vectors, torch's does not: 10 against 100 us for 49,152
+        rows = scores.numpy()  # numpy's argmax is vectorized, torch's is not: 10 against 100 us for 49,152 logits
         tokens = rows.argmax(-1)
         return rows[range(len(rows)), tokens].tolist(), tokens.tolist()
     values, tokens = scores.max(-1)

@@ -1,8 +1,8 @@
 """Sample one token from one row of filtered logits. Samplers are frozen values; state is passed.
 
-A sampler has two verbs. `start()` returns the initial state of a request. `choose(logits, uniform, state)` takes a row
-`[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state. The caller keeps the state,
-one for each request, so nothing can leak from one request into another. User-defined filters and samplers are loaded by
+A sampler has two methods. `start()` returns the initial state of a request. `choose(logits, uniform, state)` takes a
+row `[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state. The caller stores one
+state per request, so no state can leak from one request into another. User-defined filters and samplers are loaded by
 import path.
 """
 
@@ -29,14 +29,14 @@ from workbench.sampling.filters import Filter
 class SampledToken:
     """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1.
 
-    An answer that ends before another token has a `finish_reason` and the `token_id` -1.
+    If the answer ends without another token, there is a `finish_reason` and `token_id` is -1.
     """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
     error: str = ""
-    finish_reason: FinishReason | None = None  # where the request's constraint lets nothing follow
+    finish_reason: FinishReason | None = None  # if the request's constraint allows no further token
 
 
 def failed_token(error: str) -> SampledToken:
@@ -44,7 +44,9 @@ def failed_token(error: str) -> SampledToken:
 
 
 def with_logprobs(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> SampledToken:
-    """Return the token with the requested log-probabilities, of the model or of the filtered distribution."""
+    """Return the token with the log-probabilities that the request wants, of the model or of the filtered
+    distribution.
+    """
     if sampling.logprobs is None:
         return SampledToken(token)
     row = scores if sampling.logprobs_of == "model" else filtered
@@ -80,8 +82,8 @@ class TokenSampler(Protocol):
 def uniform(seed: int, position: int, use: bytes = b"") -> float:
     """Return a number in [0, 1) with 53 random bits.
 
-    It depends only on a request's seed, the position of the token in its output, and its use, so that no batch, order
-    or machine can change a sample.
+    It depends only on a request's seed, the token's position in the output, and the purpose of the number, so a sample
+    does not depend on batch, order or machine.
     """
     key = seed.to_bytes(8, "little")
     digest = hashlib.blake2b(position.to_bytes(8, "little"), key=key, digest_size=8, person=use)
@@ -90,7 +92,7 @@ def uniform(seed: int, position: int, use: bytes = b"") -> float:
 
 @dataclass(frozen=True)
 class Greedy:
-    """Take the largest logit; of equal ones the lowest token id."""
+    """Choose the token with the largest logit; the lowest token id among equal ones."""
 
     def start(self) -> None:
         return None
@@ -105,7 +107,7 @@ class Greedy:
 
 @dataclass(frozen=True)
 class RandomSampler:
-    """Sample from the softmax by inverting its distribution function with one uniform number."""
+    """Sample from the softmax by inverting its cumulative distribution at one uniform number."""
 
     def start(self) -> None:
         return None
@@ -121,23 +123,23 @@ class RandomSampler:
 def sample_categorical(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     """Sample a token from each row of `weights` [sample, vocab] by its uniform number.
 
-    Weights need not add up to one. A single row takes many numbers, and gives a token for each.
+    Weights need not add up to one. For a single row, several numbers give a token each.
     """
     if weights.device.type != "cpu" or weights.dtype != torch.float64:
         return sample_categorical_parallel(weights, uniforms)
-    # On a CPU torch adds a row up one after the other, as numpy does in eight times the time (2.6 against 0.3 ms for 16
-    # rows of 49,152): it rises only where something was added.
+    # On a CPU, torch's cumulative sum is sequential, as numpy's, which takes eight times as long (2.6 against 0.3 ms
+    # for 16 rows of 49,152). So it only rises at tokens with a weight.
     reached = weights.detach().cumsum(-1).numpy()
     totals = reached[:, -1]
     targets = np.minimum(np.array(uniforms) * totals, np.nextafter(totals, 0.0))
     rows = np.broadcast_to(reached, (len(targets), reached.shape[-1]))
     tokens = (row.searchsorted(target, "right") for row, target in zip(rows, targets, strict=True))
-    return [int(token) % weights.shape[-1] for token in tokens]  # where nothing has any weight, the first
+    return [int(token) % weights.shape[-1] for token in tokens]  # the first token if all weights are 0
 
 
 def sample_categorical_parallel(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """Sample like `sample_categorical` on any device, with the same tokens where sums are rounded alike."""
-    # A parallel sum may rise where nothing was added: only tokens of some weight are looked at.
+    """Sample like `sample_categorical` on any device; the tokens are equal if sums are rounded equally."""
+    # A parallel sum may rise at tokens without weight, so only tokens with a weight are considered.
     reached = weights.cumsum(-1).masked_fill(weights == 0, -1.0)
     total = reached.amax(-1, keepdim=True)
     share = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None]
@@ -147,7 +149,7 @@ def sample_categorical_parallel(weights: Tensor, uniforms: Sequence[float]) -> l
 
 
 def load_filter(part: CustomPart) -> Filter | NamedCombiner:
-    """Build the filter or combiner that `part` names; WorkbenchError if it cannot be one."""
+    """Build the filter or combiner that `part` names; raises WorkbenchError if it is neither."""
     made = load_custom(part)
     if callable(made):
         if (combiner := combiner_of(made, part)) is not None:
@@ -158,5 +160,5 @@ def load_filter(part: CustomPart) -> Filter | NamedCombiner:
 
 
 def load_sampler(part: CustomPart) -> TokenSampler:
-    """Build the sampler that `part` names; WorkbenchError if it cannot be one."""
+    """Build the sampler that `part` names; raises WorkbenchError if it is not a sampler."""
     return load_verbs(part, "sampler", {"start": "()", "choose": "(logits, uniform, state)"})

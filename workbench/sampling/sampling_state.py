@@ -1,4 +1,4 @@
-"""The filters and the sampler of one request, built once, and what they do to one row; user-defined ones may fail."""
+"""Build the filters and the sampler of one request once, and apply them to a row; user-defined ones may fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from workbench.sampling.samplers import (
 
 @dataclass
 class SamplingState:
-    """The filters and sampler of one request, built once, with the state of a user-defined sampler."""
+    """The filters and the sampler of one request, built once, with the state of a user-defined sampler."""
 
     request: Request
     filters: tuple[Filter, ...]
@@ -39,9 +39,9 @@ class SamplingState:
     sampler: Greedy | RandomSampler | None  # None if a user-defined sampler replaces it
     custom_sampler: TokenSampler | None
     state: Any = None
-    constraint: Constraint | None = None  # tokens that are forbidden before all filters
-    combiners: tuple[NamedCombiner, ...] = ()  # filters that see other logits too, before all else
-    is_plain_greedy: bool = field(init=False)  # the row's argmax is the whole answer
+    constraint: Constraint | None = None  # tokens removed before all filters
+    combiners: tuple[NamedCombiner, ...] = ()  # filters that combine other logits, run first
+    is_plain_greedy: bool = field(init=False)  # the row's argmax is the result
 
     def __post_init__(self) -> None:
         plain = not self.filters and not self.custom_filters and not self.combiners
@@ -52,7 +52,7 @@ def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingSt
     """Build the sampling state of `request`; `vocab_size` bounds the token ids of its logit bias.
 
     Raises:
-        WorkbenchError: naming the component that cannot work.
+        WorkbenchError: names the invalid component.
     """
     sampling = request.sampling
     beyond = [token for token in sampling.logit_bias if vocab_size is not None and token >= vocab_size]
@@ -78,7 +78,9 @@ def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingSt
 
 
 def apply_custom_filters(filtered: Tensor, sampling_state: SamplingState, history: History) -> Tensor | SampledToken:
-    """Apply the user-defined filters to this row, each on a copy; return a failed token if one breaks."""
+    """Apply the user-defined filters to this row, each on a copy, and return the row; return a failed token if a filter
+    fails.
+    """
     for part, rule in sampling_state.custom_filters:
         try:
             before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)

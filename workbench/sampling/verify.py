@@ -1,8 +1,8 @@
 """Verify draft tokens by speculative sampling (Leviathan et al., 2023; Chen et al., 2023).
 
 A token x drafted from q is accepted with probability min(1, p(x) / q(x)), where p is the target's filtered distribution
-given the tokens before it. The first rejected token is replaced by a sample from max(0, p - q). If all are accepted,
-one more token is sampled from the target. So every token has the distribution that it has without drafts.
+given the tokens before it. The first rejected token is replaced by a sample from max(0, p - q), normalized. If all are
+accepted, one more token is sampled from the target. So every token has the same distribution as without drafts.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-ACCEPT_STREAM, DRAFT_STREAM = b"accept", b"draft"  # what a random number is for, beside the draw itself
+ACCEPT_STREAM, DRAFT_STREAM = b"accept", b"draft"  # other purposes of a random number than the draw itself
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens proposed for a sequence's next positions, and the distributions they were sampled from.
+    """Tokens that are proposed for a sequence's next positions, and the distributions from which they were sampled.
 
-    `probabilities` is [draft token, vocab], each given the tokens before it; None if each was certain.
+    `probabilities` is [draft token, vocab], each row given the earlier tokens; None if each token was certain.
 
-    A tree has `parents`: the place in the draft of the token before each token, -1 for the last known one. A parent
-    comes before its children. Its tokens are certain: a draw from the target is looked up among the children, which
-    accepts x with probability p(x), as often as rejection sampling of certain tokens, one after the other, does.
+    A tree has `parents`: the index in the draft of each token's predecessor, -1 for the last known token. A parent
+    precedes its children. A tree's tokens are certain: a draw from the target is looked up among the children, so a
+    child x is accepted with probability p(x), the same as with sequential rejection sampling of certain tokens.
 
         known token -> a -> b         token_ids = (a, b, c, d)
                        a -> c -> d    parents   = (-1, 0, 0, 2)
@@ -31,7 +31,7 @@ class Draft:
 
     token_ids: tuple[int, ...] = ()
     probabilities: Tensor | None = None
-    parents: tuple[int, ...] | None = None  # None is a chain
+    parents: tuple[int, ...] | None = None  # None: a chain
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -44,8 +44,9 @@ class Draft:
         return Draft(self.token_ids[:count], probabilities, None if self.parents is None else self.parents[:count])
 
     def next_row(self, row: int, token: int) -> int | None:
-        """Return the row after `token` at `row`, if it is drafted there. Row 0 follows the last known token, and row
-        i + 1 the i-th draft token."""
+        """Return the row after `token`, if the draft has that token at `row`; None if it has another. Row 0 follows the
+        last known token, and row i + 1 the i-th draft token.
+        """
         if self.parents is None:
             return row + 1 if row < len(self.token_ids) and self.token_ids[row] == token else None
         children = (place for place, parent in enumerate(self.parents) if parent == row - 1)
@@ -62,7 +63,7 @@ class Draft:
         return tuple(reversed(drafted))
 
     def first_branch(self) -> Draft:
-        """Return the chain of first children; of a chain, itself."""
+        """Return the draft that consists of the first child at each step; a draft that is a chain returns itself."""
         if self.parents is None:
             return self
         branch, last = [], -1
@@ -73,7 +74,9 @@ class Draft:
         return Draft(tuple(branch))
 
     def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the places of the draft tokens along which `token_ids` go, up to the first that is not drafted."""
+        """Return the indices of the draft's tokens along the path `token_ids`, up to the first token that is not in the
+        draft.
+        """
         places: list[int] = []
         row: int | None = 0
         for token in token_ids:
@@ -87,12 +90,13 @@ NO_DRAFT = Draft()
 
 
 def rejection_sample(draft: Draft, target: Callable[[int], Tensor], uniforms: Sequence[float]) -> tuple[int, Tensor]:
-    """Verify a draft: return the number of accepted tokens, and the weights [vocab] of the token after them.
+    """Verify a draft by rejection sampling: return the number of accepted tokens, and the weights [vocab] of the token
+    after them.
 
     Args:
         draft: the draft.
-        target: returns the target's probabilities [vocab], float64, at the i-th draft position, and after the last. It
-            is called in order, and no further than needed.
+        target: function that returns the target's probabilities [vocab], float64, at the i-th draft position, and after
+            the last. It is called in order, and no further than needed.
         uniforms: numbers in [0, 1), one per draft token.
     """
     for place, token in enumerate(draft.token_ids):
@@ -106,5 +110,5 @@ def rejection_sample(draft: Draft, target: Callable[[int], Tensor], uniforms: Se
             left[token] = 0
         else:
             left = (p - q.to(p.dtype)).clamp_min(0)
-        return place, left if bool(left.any()) else p  # rounding alone may leave nothing
+        return place, left if bool(left.any()) else p  # rounding may leave no weight
     return len(draft), target(len(draft))

@@ -21,11 +21,12 @@ UNLIMITED = 2**62  # tokens of a turn
 
 
 class StepAllocation:
-    """The tokens of one step by sequence, and the pages for them.
+    """The allocation of one step: the tokens that each sequence computes, and the pages for them.
 
-    `serve` walks the policy's order once. A running sequence takes tokens. A waiting one takes a slot, tokens, and
-    pages that no running sequence lacks; the first that cannot ends admission. `allocate_pages` then allocates what
-    running sequences lack; if that is too much, the last to keep its pages is preempted.
+    `serve` walks the policy's order once. A running sequence takes tokens. A waiting sequence takes a slot, tokens, and
+    pages that no running sequence needs; admission stops at the first that cannot start. `allocate_pages` then
+    allocates the pages that running sequences still need; if pages run out, the last sequence in the order `keep` is
+    preempted.
     """
 
     def __init__(
@@ -45,15 +46,15 @@ class StepAllocation:
         self.tokens_left, self.prefill_tokens_left = limits.max_num_batched_tokens, limits.max_chunk_tokens
         self.scored_tokens_left = MAX_SCORED_TOKENS
         self.num_scheduled_tokens: dict[Sequence, int] = {}
-        self.items: list[RequestView | Turn | RunningViews] = []  # valid items of the order, as far as it was walked
+        self.items: list[RequestView | Turn | RunningViews] = []  # valid items of the walked part of the order
         self.waiting: tuple[str, str] | None = None  # the first request that could not start, and the reason
-        self.keep: list[RequestView] = []  # the order in which pages are kept, if it was walked
-        self.preempted: list[RequestView] = []  # preempted as the policy decided
+        self.keep: list[RequestView] = []  # the policy's order of keeping pages, if it was needed
+        self.preempted: list[RequestView] = []  # preempted by the policy
         self.errors: list[tuple[Sequence, str]] = []  # sequences to fail
         self.freed_pages = False  # a preemption freed pages
         self._without_turn: set[str] = set()  # ids of preempted and failed sequences
         self._unserved: set[Sequence] = set()  # running sequences that may still take tokens
-        self._prefill_waits = False  # a prefill that may not be cut lacks tokens: no later one takes any
+        self._prefill_waits = False  # a prefill that may not be cut lacks tokens, so later prefills get none
         self._count_running()
 
     def _count_running(self) -> None:
@@ -66,7 +67,7 @@ class StepAllocation:
         self.reserve([s for s in running if len(s.token_ids) - s.num_evicted_tokens > s.allocated_until])
 
     def reserve(self, lacking: list[Sequence]) -> None:
-        """Reserve pages for the running sequences that may lack some."""
+        """Reserve pages for the running sequences `lacking`, which may need more."""
         manager, self.lacking = self.kv_cache_manager, lacking
         self.reserved_pages = [0 for _ in manager.pools]  # pages, by cache group
         for sequence in lacking:
@@ -75,7 +76,9 @@ class StepAllocation:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Return the tokens taken by prefills of more than one token, and by requests that start."""
+        """Return the number of tokens that the step gives to prefills of more than one token and to starting
+        requests.
+        """
         return self.limits.max_chunk_tokens - self.prefill_tokens_left
 
     @property
@@ -84,7 +87,9 @@ class StepAllocation:
         return self.kv_cache_manager.first_exhausted_group(self.reserved_pages) is not None
 
     def serve(self, decision: SchedulerDecision) -> None:
-        """Preempt what a policy preempts, then serve requests in its order, each at most twice."""
+        """Preempt the requests that the policy's decision names, then serve requests in its order, each at most
+        twice.
+        """
         self._preempt_all(decision.preempted)
         self._unserved = set(self.running)
         for place, item in enumerate(items_of(decision.order, self.policy, len(self.queue.by_id))):
@@ -116,10 +121,10 @@ class StepAllocation:
                 self.serve_running(paused)
 
     def serve_running(self, sequences: Iterable[Sequence]) -> None:
-        """Give each of `sequences` a turn."""
+        """Schedule each of `sequences`, which are running, once."""
         is_first = not self.num_scheduled_tokens and not self._without_turn
         if sequences is self.decodes and is_first and len(self.decodes) <= self.tokens_left:
-            self.num_scheduled_tokens = dict.fromkeys(self.decodes, 1)  # in one go, as most steps are
+            self.num_scheduled_tokens = dict.fromkeys(self.decodes, 1)  # in one go: the common case
             self.tokens_left -= len(self.decodes)
             self._unserved = set(self.prefills)
             return
@@ -133,7 +138,7 @@ class StepAllocation:
         return served or sequence in self._unserved
 
     def schedule(self, sequence: Sequence, max_tokens: int = UNLIMITED) -> None:
-        """Give a running sequence a turn of at most `max_tokens` tokens."""
+        """Give a running sequence at most `max_tokens` tokens of the step."""
         before = self.num_scheduled_tokens.get(sequence, 0)
         is_prefill = len(sequence.token_ids) - sequence.num_computed_tokens != 1
         new = self.num_new_tokens(sequence, before) if is_prefill else 1 - before
@@ -168,14 +173,15 @@ class StepAllocation:
             self.prefill_tokens_left += length
 
     def _end_prefills(self) -> None:
-        """Note that running prefills take no more tokens."""
+        """Mark that running prefills take no more tokens."""
         self._unserved.difference_update(self.prefills)
         for sequence in self.prefills:
             self.num_scheduled_tokens.setdefault(sequence, 0)
 
     def _admit(self, sequence: Sequence, max_tokens: int) -> str:
-        """Start a waiting sequence with a turn of at most `max_tokens` tokens, or return the reason why it cannot
-        start."""
+        """Start a waiting sequence with a turn of at most `max_tokens` tokens; if it cannot start, return the
+        reason.
+        """
         if reason := self._blocked_by(sequence):
             return reason
         match, saved = self.views.prefix_match(sequence), sequence.swapped
@@ -196,13 +202,14 @@ class StepAllocation:
         self.free_slots -= 1 + len(sequence.children)
         self.num_scheduled_tokens[sequence] = length
         if length < new and self.prefill_tokens_left:
-            self.prefills = [*self.prefills, sequence]  # the policy's views keep theirs
+            self.prefills = [*self.prefills, sequence]  # a copy: the policy's views keep the old list
             self._unserved.add(sequence)
         return ""
 
     def _blocked_by(self, sequence: Sequence) -> str:
-        """Return why `sequence` cannot start now, or an empty string; waiting holders of shared pages give them up for
-        it."""
+        """Return why `sequence` cannot start now, or an empty string; shared pages of waiting sequences are freed for
+        it.
+        """
         limits, manager = self.limits, self.kv_cache_manager
         slots = 1 + len(sequence.children) if sequence.beams else 1
         if self.free_slots < slots:
@@ -227,8 +234,9 @@ class StepAllocation:
                 return reason
 
     def num_new_tokens(self, sequence: Sequence, num_scheduled_tokens: int = 0) -> int:
-        """Return the tokens that a running sequence may compute in this step besides those scheduled: up to its next
-        child's start, or the end of its budget."""
+        """Return how many further tokens a running sequence may compute in this step, up to the point where its next
+        child starts or its budget ends.
+        """
         computed, evicted = sequence.num_computed_tokens, sequence.num_evicted_tokens
         return self._num_new_tokens(sequence, computed, evicted, num_scheduled_tokens)
 
@@ -243,7 +251,7 @@ class StepAllocation:
         return new
 
     def _find(self, request: object, entry: str) -> Sequence | None:
-        """Return the sequence of a request that a policy names; None if there is none, or if it has no turn."""
+        """Return the sequence of a request in a policy's order; None if there is none, or if it gets no turn."""
         if not isinstance(request, RequestView) or not isinstance(request.request_id, str):
             self._refuse("", f"{entry} is {request!r}, must be a request of the state")
         elif request.request_id not in self._without_turn:
@@ -256,7 +264,7 @@ class StepAllocation:
         self.decisions.append(RequestDecision(request_id, "refused_decision", f"policy {self.policy}: {reason}"))
 
     def _fail(self, sequence: Sequence, error: str) -> None:
-        """Fail a sequence and its beams: they compute nothing in this step."""
+        """Fail a sequence and its beams; they do not take part in this step."""
         for each in sequence.beams or [sequence]:
             self._without_turn.add(each.request_id)
             self._unserved.discard(each)
@@ -264,7 +272,7 @@ class StepAllocation:
             self.errors.append((each, error))
 
     def _preempt_all(self, requests: Iterable[Any]) -> None:
-        """Preempt the running sequences that a policy preempts in any case."""
+        """Preempt the running sequences in the policy's `preempted`."""
         for place, request in enumerate(requests):
             sequence = self._find(request, f"entry {place} of preempted")
             if sequence is not None and sequence not in self.running:
@@ -290,7 +298,7 @@ class StepAllocation:
                 self.queue.remove(each)
         if sequence.beams:
             for each in together:
-                self.kv_cache_manager.free(each)  # not swapped out: each beam would bring back pages of its own
+                self.kv_cache_manager.free(each)  # not swapped out: swap-in would duplicate the pages that beams share
             self.queue.add(*together)
         else:
             saved = self.kv_cache_manager.preempt(sequence)
@@ -300,8 +308,9 @@ class StepAllocation:
             self.decisions.append(RequestDecision(each.request_id, "preempted", reason))
 
     def reclaim_shared_pages(self, need: str, but: Sequence | None = None) -> bool:
-        """Free the pages of the youngest waiting sequence that holds shared ones, except `but`; return whether there
-        was one."""
+        """Free the pages of the youngest waiting sequence with shared pages, except `but`; return whether there was
+        one.
+        """
         holder = self.queue.youngest_page_holder(but)
         if holder is not None:
             self.views.invalidate_matches()
@@ -315,8 +324,9 @@ class StepAllocation:
         return holder is not None
 
     def allocate_pages(self, keep: Iterable[Any] | None = None) -> None:
-        """Allocate the pages that scheduled sequences lack. If they run out, preempt the last running sequence in the
-        order `keep`, of arrival unless given."""
+        """Allocate the pages that scheduled sequences need. If pages run out, preempt the last running sequence in the
+        order `keep` (default: order of arrival).
+        """
         manager, order, lacks_pages = self.kv_cache_manager, self.running, self.lacks_pages
         if keep is not None and lacks_pages:
             order = self._keep_order(keep)
@@ -339,7 +349,7 @@ class StepAllocation:
                 self.lacking = [each for each in self.lacking if each in self.running]
 
     def _keep_order(self, keep: Iterable[Any]) -> list[Sequence]:
-        """Return the running sequences in the order of `keep`, then those that it leaves out."""
+        """Return the running sequences in the order of `keep`, then the others."""
         order: dict[Sequence, None] = {}
         for place, request in enumerate(items_of(keep, self.policy, len(self.queue.by_id))):
             sequence = self._find(request, f"entry {place} of keep")
@@ -349,8 +359,8 @@ class StepAllocation:
         return list(order | dict.fromkeys(self.running))
 
     def spans(self) -> tuple[Span, ...]:
-        """Return spans of one token first, as they are packed, then longer ones, each in order of arrival."""
-        new = tuple.__new__  # skip Span's own constructor where many are made
+        """Return the spans in packing order: those of one token, then longer ones, each in order of arrival."""
+        new = tuple.__new__  # skip Span's slow constructor
         num_tokens = self.limits.max_num_batched_tokens - self.tokens_left
         if num_tokens == len(self.running) and self.running == self.decodes:
             return tuple([new(Span, (s, s.num_computed_tokens, 1, True, None, (), ())) for s in self.running])
@@ -374,7 +384,7 @@ class StepAllocation:
         return (*single, *longer)
 
     def _start(self, sequence: Sequence, match: PrefixMatch) -> str:
-        """Allocate the pages that `sequence` starts with; return the reason to record."""
+        """Allocate the first pages of `sequence`; return the reason to record."""
         manager, pools = self.kv_cache_manager, self.kv_cache_manager.pools
         before = [pool.num_used for pool in pools]
         saved, waited = sequence.swapped, sequence.num_computed_tokens
@@ -396,5 +406,5 @@ class StepAllocation:
 
 
 def _num_joining(sequences: list[Sequence]) -> int:
-    """Return the number of children that are to join running sequences."""
+    """Return the number of children that will join running sequences."""
     return sum([len(sequence.children) for sequence in sequences if sequence.children])

@@ -1,4 +1,4 @@
-"""Take several equal decode steps at once, while there is nothing to decide."""
+"""Skip equal decode steps while the scheduler has nothing to decide."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from workbench.scheduler.scheduler import Scheduler
 
 
 def steps_until_change(scheduler: Scheduler, plan: StepPlan) -> int:
-    """Return the number of steps from `plan` on that have the same plan if no request arrives or finishes; at least 1.
+    """Return how many steps, from `plan` on, have the same plan if no request arrives or finishes; at least 1.
 
-    All running sequences decode, and none needs, fills or frees a page before the last of these steps; nothing else is
-    to be decided (`Scheduler.lets_all_decode`).
+    In these steps all running sequences decode, none needs, fills or frees a page before the last step, and the policy
+    has no decision to make (`Scheduler.lets_all_decode`).
     """
     if not plan.decode_only or plan.transfers or len(plan.spans) != len(scheduler.running):
         return 1
@@ -31,7 +31,7 @@ def steps_until_change(scheduler: Scheduler, plan: StepPlan) -> int:
 
 
 def fast_forward(scheduler: Scheduler, plan: StepPlan, steps: int, token_id: int) -> StepPlan:
-    """Return the plan of the last of `steps` equal steps, with the earlier ones applied: each sampled `token_id`."""
+    """Apply `steps` - 1 equal steps that each sampled `token_id`, and return the plan of the last step."""
     if steps == 1:
         return plan
     more = steps - 1

@@ -1,4 +1,4 @@
-"""Limits of every step of a scheduler: sequences, tokens, and how prompts are cut."""
+"""Define the limits of every step of a scheduler: sequences, tokens, and how prompts are cut."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from workbench.settings import Count, Settings
 
 
 class SchedulerLimits(Settings):
-    """The settings of a scheduler that limit its steps (`SchedulerConfig` adds the others)."""
+    """The settings of a scheduler that limit its steps; `SchedulerConfig` adds further settings."""
 
-    max_num_seqs: Count = 16  # sequences that run at once
-    max_num_batched_tokens: Count = 512  # tokens that a step computes at most
-    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
-    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
+    max_num_seqs: Count = 16  # maximum number of running sequences
+    max_num_batched_tokens: Count = 512  # maximum tokens of a step
+    chunked_prefill: bool = True  # split a prompt that exceeds the step's token budget
+    chunk_tokens: Count | None = None  # maximum prefill tokens of a step; None: all its tokens
 
     @model_validator(mode="after")
     def _chunks_are_possible(self) -> Self:
@@ -28,5 +28,5 @@ class SchedulerLimits(Settings):
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Return the most prefill tokens of a step."""
+        """Return the maximum number of prefill tokens of a step."""
         return self.chunk_tokens or self.max_num_batched_tokens

@@ -1,5 +1,6 @@
-"""Building blocks of policies: share a step between a long prompt and the short ones behind it, and age requests that
-starve."""
+"""Provide building blocks of policies: share a step between a long prompt and later short prompts, and age starving
+requests.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from typing import Any
 
 from workbench.scheduler.policy import RequestView, SchedulerState
 
-AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
-SHORT_SHARE = 8  # beside a long prompt, one prefill token in this many is for short prompts behind it
-CACHE_LOOKS = 16  # waiting requests whose cached tokens are looked up to see whether what is left is short
+AGING_INTERVAL = 4  # every n-th admission goes to the oldest starving request
+SHORT_SHARE = 8  # with a long prompt, one in this many prefill tokens is for later short prompts
+CACHE_LOOKS = 16  # maximum cache lookups per step to find prompts that cached tokens make short
 
 
 def tokens_beside_short_prompts(state: SchedulerState, head: RequestView) -> int:
-    """Return the prefill tokens of `head`, the oldest request with tokens to prefill, if one prefill token of the step
-    in `SHORT_SHARE` goes to short prompts behind it; 0 if `head` is not longer than that."""
+    """Return the number of prefill tokens for `head`, the oldest request with tokens to prefill, if one in
+    `SHORT_SHARE` prefill tokens of the step goes to later short prompts; 0 if `head` needs no more tokens than that
+    number.
+    """
     tokens = min(state.limits.max_chunk_tokens, state.limits.max_num_batched_tokens - len(state.decodes))
     share = max(0, tokens) // SHORT_SHARE
     if not state.limits.chunked_prefill or not share or head.num_new_tokens <= tokens - share:
@@ -28,10 +31,10 @@ def tokens_beside_short_prompts(state: SchedulerState, head: RequestView) -> int
 
 
 def short_prompts(state: SchedulerState, head: RequestView) -> Iterator[RequestView]:
-    """Yield requests with short prompts, running ones first, each in order of arrival, but `head`.
+    """Yield requests with short prompts except `head`: running ones, then waiting ones, each in order of arrival.
 
-    A prompt is short if one step's prefill tokens hold it, cached tokens subtracted. While prompt tokens of `head` are
-    scored, others that are scored are left out: it takes all such tokens of the step.
+    A prompt is short if it fits into one step's prefill tokens without its cached tokens. While prompt tokens of `head`
+    are scored, other scored prompts are left out, because `head` takes all scored tokens of the step.
     """
     longest = state.limits.max_chunk_tokens
     running = (entry for entry in state.prefills if 0 < entry.num_new_tokens <= longest)
@@ -41,8 +44,9 @@ def short_prompts(state: SchedulerState, head: RequestView) -> Iterator[RequestV
 
 
 def _short_waiting(state: SchedulerState) -> Iterator[RequestView]:
-    """Yield waiting requests with short prompts in order of arrival. Of those that only cached tokens make short, the
-    oldest are found."""
+    """Yield waiting requests with short prompts in order of arrival. Prompts that are short only because of cached
+    tokens are found among the oldest requests only.
+    """
     longest = state.limits.max_chunk_tokens
     short = takewhile(lambda entry: entry.num_new_tokens <= longest, state.waiting_by(_is_longer_than(longest)))
     long = (entry for entry in islice(state.waiting, CACHE_LOOKS) if entry.num_new_tokens > longest)
@@ -52,12 +56,14 @@ def _short_waiting(state: SchedulerState) -> Iterator[RequestView]:
 
 @cache
 def _is_longer_than(tokens: int) -> Callable[[RequestView], bool]:
-    """Return the same key each time, so that the order of waiting requests is kept from step to step."""
+    """Return the same key function each time, so that the sorted order of waiting requests is kept between steps."""
     return lambda entry: entry.num_new_tokens > tokens
 
 
 def starving(state: SchedulerState, starvation_limit: int, entries: Iterable[RequestView]) -> Iterator[RequestView]:
-    """Yield those of `entries`, which are in order of arrival, that have waited `starvation_limit` steps since."""
+    """Yield the requests in `entries`, which are in order of arrival, that have waited at least `starvation_limit`
+    steps.
+    """
     since = state.step - starvation_limit
     return takewhile(lambda entry: entry.arrival_step <= since, entries)
 
@@ -67,8 +73,8 @@ def sorted_with_aging(
 ) -> Iterator[RequestView]:
     """Merge prefills and waiting requests by `key`, with aging: the oldest prefill comes first if it is starving.
 
-    Waiting requests keep this order (`SchedulerState.waiting_by`) and are merged lazily; starving ones as `with_aging`
-    says.
+    Waiting requests are kept in this order (`SchedulerState.waiting_by`) and merged lazily; starving ones are placed by
+    `with_aging`.
     """
     waiting, prefills = state.waiting_by(key), state.prefills
     if not prefills:
@@ -82,7 +88,9 @@ def sorted_with_aging(
 
 
 def with_aging(state: SchedulerState, starvation_limit: int, order: Iterator[RequestView]) -> Iterator[RequestView]:
-    """Yield `order`, but give one in AGING_INTERVAL admissions to the oldest waiting request if it is starving."""
+    """Yield the requests in `order`, but give one in AGING_INTERVAL admissions to the oldest waiting request if it is
+    starving.
+    """
     begun, gone = state.num_admitted, set[str]()
     late = starving(state, starvation_limit, state.waiting)
     for entry in order:
@@ -104,16 +112,16 @@ def with_aging(state: SchedulerState, starvation_limit: int, order: Iterator[Req
 
 
 def most_in_time(state: SchedulerState, seconds: float, begins: float) -> Iterator[RequestView]:
-    """Yield waiting requests: those that have had their first token, then the most that can have it in time, then the
-    others, each in order of arrival.
+    """Yield waiting requests in three parts, each in order of arrival: requests that already have their first token,
+    the largest set of requests that can get it in time, and the rest.
 
-    The most are chosen as Moore does (1968): requests are taken in order of arrival, and whenever one would be late,
-    the longest of those taken is left out. Only requests that arrived within the last `seconds` are looked at.
+    The largest set is chosen by Moore's algorithm (1968): take requests in order of arrival, and whenever one would be
+    late, drop the longest request taken. Only requests of the last `seconds` are considered.
 
     Args:
-        state: the scheduler's state, with the seconds that a token of a prompt takes.
-        seconds: from arrival to the first token, the same for all.
-        begins: the time when the first of them could begin.
+        state: the scheduler's state, with the seconds per prefill token.
+        seconds: limit from arrival to the first token, the same for all.
+        begins: the earliest start time.
     """
     ready = takewhile(lambda entry: entry.num_tokens > entry.num_prompt_tokens, state.waiting_by(_lacks_first_token))
     before = set[str]()
@@ -131,8 +139,9 @@ def most_in_time(state: SchedulerState, seconds: float, begins: float) -> Iterat
 
 
 def _all_in_time(state: SchedulerState, young: list[RequestView], seconds: float, begins: float) -> bool:
-    """Return whether all of `young` are in time in this order even without cached tokens, which take a look at the
-    prefix cache for each."""
+    """Return whether all of `young` are in time in this order even without cached tokens, which would need a cache
+    lookup for each.
+    """
     ends, rate = begins, state.seconds_per_prefill_token
     for entry in young:
         ends += rate * entry.num_new_tokens
@@ -142,7 +151,7 @@ def _all_in_time(state: SchedulerState, young: list[RequestView], seconds: float
 
 
 def _chosen(state: SchedulerState, young: list[RequestView], seconds: float, begins: float) -> list[RequestView]:
-    """Return the most of `young`, which are in order of arrival, that can be in time."""
+    """Return the largest subset of `young` (in order of arrival) that can be in time."""
     taken: list[tuple[float, int, RequestView]] = []  # a heap, the longest first
     ends = begins
     for entry in young:

@@ -1,4 +1,6 @@
-"""The scheduler's decisions for one step: spans to compute, draft tokens, page transfers, reasons. Integers only."""
+"""Describe the scheduler's decisions for one step: spans to compute, draft tokens, page transfers, reasons. Integers
+only.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from workbench.request import Sequence
 from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policy import SchedulerDecision
 
-MAX_SCORED_TOKENS = 128  # scored prompt tokens of a step: the logits of a whole prompt may be larger than the model
+MAX_SCORED_TOKENS = 128  # scored prompt tokens of a step: a whole prompt's logits may exceed the model's size
 
 
 class Span(NamedTuple):
@@ -23,10 +25,10 @@ class Span(NamedTuple):
     sequence: Sequence
     start: int
     length: int
-    needs_sample: bool  # whether the last token's logits are needed: all known tokens are computed then
-    requested_logits: int | None = None  # last tokens whose logits are needed; None: one if it samples, else none
-    draft_token_ids: tuple[int, ...] = ()  # its last tokens, if they are proposed rather than known
-    draft_parents: tuple[int, ...] = ()  # tree: the place among them of the token before each; -1: the known one
+    needs_sample: bool  # whether the last token's logits are needed, i.e. all known tokens are computed
+    requested_logits: int | None = None  # number of last tokens with logits; None: 1 if it samples, else 0
+    draft_token_ids: tuple[int, ...] = ()  # its last tokens, if they are proposed tokens
+    draft_parents: tuple[int, ...] = ()  # for a tree: index of each draft token's parent; -1: the last known token
 
     @classmethod
     def next_tokens(cls, sequence: Sequence, length: int) -> Span:
@@ -39,7 +41,7 @@ class Span(NamedTuple):
 
     @property
     def num_known_tokens(self) -> int:
-        """Return the computed tokens after the step, without those that are proposed."""
+        """Return the number of computed tokens after the step, draft tokens excluded."""
         return self.end - len(self.draft_token_ids)
 
     @property
@@ -52,7 +54,7 @@ class Span(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """Return whether it computes one generated token and its draft tokens; everything else is prefill."""
+        """Return whether the span computes one generated token and its draft tokens; all other spans are prefill."""
         return self.length == 1 + len(self.draft_token_ids) and self.start >= self.sequence.prompt_length
 
     @property
@@ -61,14 +63,16 @@ class Span(NamedTuple):
 
     @property
     def as_row(self) -> tuple[object, ...]:
-        """Return cells of a table: request, tokens, kind, draft tokens, logits, and pages held now by cache group."""
+        """Return table cells: request, tokens, kind, draft tokens, logits, and current pages by cache group."""
         kind = "check" if self.draft_token_ids else "decode" if self.is_decode else "prefill"
         where = str(self.start) if self.length == 1 else f"{self.start} - {self.end - 1}"
         num_pages = ", ".join(str(sum(page != NULL_PAGE for page in pages)) for pages in self.sequence.pages)
         return self.sequence.request_id, where, kind, len(self.draft_token_ids) or "", self.num_logits or "", num_pages
 
     def as_decode_rows(self) -> list[Span]:
-        """Return a decode and its draft tokens as spans of one token; each reads what the spans before it write."""
+        """Split a decode with draft tokens into spans of one token; each reads the cache entries that the earlier ones
+        write.
+        """
         rows = enumerate(self.draft_token_ids, self.start + 1)
         return [
             Span(self.sequence, self.start, 1, self.needs_sample),
@@ -77,15 +81,17 @@ class Span(NamedTuple):
 
 
 def num_scored_rows(sequence: Sequence, start: int, length: int) -> int:
-    """Return how many of the positions [start, start + length) are to give a log-probability of the prompt's next
-    token; all but those scored already, and the prompt's last, which gives the first token of the answer."""
+    """Return how many of the positions [start, start + length) give the log-probability of a prompt token. These are
+    all positions except those that are already scored, and the prompt's last position, which gives the first token of
+    the answer.
+    """
     scored = sequence.num_scored_rows
     return 0 if scored is None else max(0, min(start + length, sequence.prompt_length - 1) - max(start, scored))
 
 
 @dataclass(frozen=True)
 class RequestDecision:
-    """The reason for an action on a request: admitted, waiting, cut, evicted, preempted or refused_decision."""
+    """An action on a request, with its reason: admitted, waiting, cut, evicted, preempted or refused_decision."""
 
     request_id: str
     action: str
@@ -94,29 +100,30 @@ class RequestDecision:
 
 @dataclass(frozen=True)
 class StepPlan(Displayable):
-    """Spans to compute, decodes (length 1) first, and the decisions that led to them."""
+    """The plan of one step: the spans to compute, decodes (length 1) first, and the decisions that led to them."""
 
     step: int
     spans: tuple[Span, ...]
     decisions: tuple[RequestDecision, ...] = ()
-    transfers: PageTransfers = field(default_factory=PageTransfers)  # before anything is computed
+    transfers: PageTransfers = field(default_factory=PageTransfers)  # executed before the forward pass
     errors: tuple[tuple[Sequence, str], ...] = ()  # sequences to fail, with their errors
-    padding_rows: int = 0  # rows of a padded batch without a sequence
-    policy_decisions: tuple[SchedulerDecision, ...] = ()  # one for each call of the policy, its order as far as walked
-    layers: tuple[int, ...] = ()  # states after these layers are needed beside the logits (executors/early_layers.py)
-    only_largest: bool = False  # whether of each row of logits only the largest counts: others may be left out
+    padding_rows: int = 0  # number of padding rows in a padded batch
+    policy_decisions: tuple[SchedulerDecision, ...] = ()  # one per call of the policy: the walked order
+    layers: tuple[int, ...] = ()  # layers with needed hidden states (executors/early_layers.py)
+    only_largest: bool = False  # whether only the largest logit of each row is needed, so others may be left out
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
-        """Return the plan without the spans of `sequences`, which finished before it began."""
+        """Return the plan without the spans of `sequences`."""
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
 
     def unfinished(self) -> StepPlan:
-        """Return the plan without the spans of sequences that finished since it was made, by cancellation
-        for example."""
+        """Return the plan without the spans of sequences that finished after planning (by cancellation, for
+        example).
+        """
         return self.without([span.sequence for span in self.spans if span.sequence.finish_reason is not None])
 
     def with_trees(self, parents: Mapping[str, tuple[int, ...]]) -> StepPlan:
-        """Return the plan whose drafts are trees, given the parents of all tokens proposed for each request."""
+        """Return the plan with drafts as trees; `parents` has, by request id, the parents of all proposed tokens."""
         spans = (
             span._replace(draft_parents=parents[name][: len(span.draft_token_ids)])
             if span.draft_token_ids and (name := span.sequence.request_id) in parents
@@ -126,7 +133,7 @@ class StepPlan(Displayable):
         return replace(self, spans=tuple(spans))
 
     def split_in_half(self) -> tuple[StepPlan, StepPlan]:
-        """Split the plan into the first half of its spans, at least one, and the others."""
+        """Split the plan into two: the first half of its spans, at least one, and the remaining spans."""
         middle = max(1, len(self.spans) // 2)
         return replace(self, spans=self.spans[:middle]), replace(self, spans=self.spans[middle:])
 
@@ -136,11 +143,10 @@ class StepPlan(Displayable):
         return sum(len(span.draft_token_ids) for span in self.spans)
 
     def as_decode_rows(self, max_rows_per_sequence: int | None = None) -> StepPlan:
-        """Return the plan with each draft token as a row of its own, if it computes nothing but decodes and their
-        drafts.
+        """Return the plan with a separate row for each draft token, if it consists only of decodes and their drafts.
 
         Args:
-            max_rows_per_sequence: the most rows of one sequence; None: any. A plan beyond that is returned as it is.
+            max_rows_per_sequence: maximum rows of one sequence; None: no limit. A plan beyond it is returned unchanged.
         """
         checks = [span for span in self.spans if span.length > 1]
         if not checks or any(span.length > 1 + len(span.draft_token_ids) for span in checks):
@@ -191,7 +197,7 @@ class StepPlan(Displayable):
 
 
 class RequestRefused(WorkbenchError):
-    """A request that can never run; the message has the numbers."""
+    """Raised for a request that can never run; the message has the numbers."""
 
 
 def check_request_fits(
@@ -202,10 +208,10 @@ def check_request_fits(
     num_beams: int = 0,
     second: Sequence | None = None,
 ) -> None:
-    """Check that a sequence can run alone, or with all `num_beams` of its search, or with its second stream.
+    """Check that a sequence can run with no other requests, together with its `num_beams` beams or its second stream.
 
     Raises:
-        RequestRefused: with the numbers and what to change.
+        RequestRefused: with the numbers and the setting to change.
     """
     name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_output_tokens
     if prompt + 1 > max_model_len:
@@ -230,13 +236,13 @@ def check_request_fits(
             "beams"
         )
     if num_beams and kv_cache_manager.budget is not None:
-        raise RequestRefused(f"request {name}: beams share pages, and cache.evict moves what is in them")
+        raise RequestRefused(f"request {name}: beams share pages, and cache.evict moves tokens within pages")
     # The last token is never read back, so its keys and values need no page.
     needed = kv_cache_manager.peak_pages(min(prompt + most, max_model_len) - 1, prompt, max(1, num_beams))
     if second is not None:
         if limits.max_num_seqs < 2 or kv_cache_manager.budget is not None:
-            why = "max_num_seqs is 1; raise it" if limits.max_num_seqs < 2 else "cache.evict drops tokens of each alone"
-            raise RequestRefused(f"request {name}: its second stream is a sequence beside it, and {why}")
+            why = "max_num_seqs is 1; raise it" if limits.max_num_seqs < 2 else "cache.evict drops other tokens in each"
+            raise RequestRefused(f"request {name}: its second stream is another sequence, and {why}")
         check_request_fits(second, kv_cache_manager, limits, max_model_len)
         tokens = min(second.prompt_length + most, max_model_len) - 1
         more = kv_cache_manager.peak_pages(tokens, second.prompt_length)
@@ -257,7 +263,7 @@ def check_request_fits(
 def check_still_fits(
     sequence: Sequence, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, max_model_len: int
 ) -> None:
-    """Check that a sequence that was submitted under other limits can run under these.
+    """Check that a sequence which was submitted under other limits can run under `limits`.
 
     Raises:
         WorkbenchError: with the numbers.
@@ -276,8 +282,9 @@ def add_drafts(
     kv_cache_manager: KVCacheManager,
     max_num_batched_tokens: int,
 ) -> tuple[Span, ...]:
-    """Return `spans` with proposed tokens to verify, as many as `max_num_batched_tokens` tokens and free pages allow;
-    they preempt nothing. Only a decode of a sequence's last token has any, as they follow that token."""
+    """Add proposed draft tokens to `spans`, as many as `max_num_batched_tokens` and free pages allow; they never cause
+    a preemption. Only the decode of a sequence's last token gets draft tokens, since they follow that token.
+    """
     left = max_num_batched_tokens - sum(span.length for span in spans)
     single, checks, longer = [], [], []
     for span in spans:

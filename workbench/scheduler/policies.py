@@ -1,16 +1,16 @@
-"""Built-in scheduling policies, and the settings that name one or import a custom one.
+"""Define the built-in scheduling policies, and the settings that name one or import a custom one.
 
 Each built-in policy is a value: the name under `schedule.policy`, and its settings. No request starves under any of
-them. `fcfs` schedules in order of arrival; `interleaved`, the default, does so too, but while a long prompt is read it
-gives short ones behind it a share of each step. Under the others a request is starving once `starvation_limit` steps
-have passed since its arrival, and aging takes over:
+them. `fcfs` schedules in order of arrival; so does `interleaved`, the default, but during the prefill of a long prompt
+it gives later short prompts an eighth of each step. Under the other policies a request is starving once
+`starvation_limit` steps have passed since its arrival, and aging applies:
 
 - `shortest_prompt`, `priority`, `fair` and `deadline` keep their own order even under overload. One admission in four
   goes to the oldest starving request. Among running requests only the oldest, if starving, goes before the policy's
-  order and is preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets
-  all it needs.
-- `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit` is
-  also the longest wait that they may cost.
+  order and is preempted last. So the oldest request is admitted at the fourth admission at the latest, and is then
+  served first.
+- `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit`
+bounds the delay that these policies can cause.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BatchingMode = Literal["continuous", "static", "padded"]
 
 
 class BuiltInPolicy(Settings):
-    """A policy that serves decodes first, then `turns`."""
+    """A built-in policy: it serves decodes first, then requests in the order of `turns`."""
 
     steady: ClassVar[bool] = True
     padded: ClassVar[bool] = False
@@ -64,24 +64,24 @@ class BuiltInPolicy(Settings):
 
 
 class FCFS(BuiltInPolicy):
-    """First come, first served: decodes, then prefills in the tokens that are left (Sarathi-Serve's mixed steps)."""
+    """First come, first served: decodes, then prefills with the remaining tokens (mixed steps as in Sarathi-Serve)."""
 
     kind: Literal["fcfs"] = "fcfs"
 
 
 class Interleaved(BuiltInPolicy):
-    """First come, first served, but beside a prompt that takes more than a step, an eighth of each step's prefill
-    tokens is for prompts behind it that fit into a single step, in order of arrival.
+    """First come, first served, but during a prompt that takes more than a step, an eighth of each step's prefill
+    tokens goes to later prompts that fit into a single step, in order of arrival.
 
-    So a short prompt with a slot and pages waits until these eighths have held the short ones before it and its own
-    tokens, however long the prompt before them all is. That one takes at most 8/7 of its steps. A prompt that lacks
-    slots or pages holds up those behind it; nothing is shared where prefills are whole.
+    So a short prompt with a slot and pages only waits until these eighths have covered the earlier short prompts and
+    its own tokens, however long the long prompt is. The long prompt takes at most 8/7 of its steps. A prompt that lacks
+    slots or pages blocks later ones; without chunked prefill no step is shared.
     """
 
     kind: Literal["interleaved"] = "interleaved"
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        # A request that waits for another (a second prompt, beams) has nothing to compute.
+        # A request that waits for another (a second prompt, beams) has no tokens to compute.
         head = next((entry for entry in self.turns(state) if entry.num_new_tokens), None)
         if head is None or not (tokens := tokens_beside_short_prompts(state, head)):
             return super().__call__(state)
@@ -90,20 +90,23 @@ class Interleaved(BuiltInPolicy):
 
 
 class PrefillFirst(BuiltInPolicy):
-    """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
+    """Schedule prefills before decodes, which get the step's remaining tokens: early first tokens, but decodes may
+    stall.
+    """
 
     kind: Literal["prefill_first"] = "prefill_first"
     starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        waiting = islice(state.waiting, max(1, state.limits.max_num_seqs - len(state.running) + 1))  # more cannot start
+        waiting = islice(state.waiting, max(1, state.limits.max_num_seqs - len(state.running) + 1))  # no more can start
         late = starving(state, self.starvation_limit, state.decodes)
         return SchedulerDecision([late, state.prefills, waiting, state.decodes])
 
 
 class DecodeFirst(BuiltInPolicy):
-    """Prefill no request as long as any decodes, except one that has waited for `starvation_limit` steps: the gaps
-    between tokens are even, and the first token comes late."""
+    """Prefill no request while any request decodes, except after a wait of `starvation_limit` steps: even gaps between
+    tokens, but late first tokens.
+    """
 
     kind: Literal["decode_first"] = "decode_first"
     starvation_limit: Count = 64  # steps after which a waiting request goes first
@@ -144,12 +147,13 @@ class Priority(BuiltInPolicy):
 
     def _keep(self, state: SchedulerState) -> Iterator[RequestView]:
         yield from islice(starving(state, self.starvation_limit, state.running), 1)
-        yield from sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
+        yield from sorted(state.running, key=_priority)  # stable: equal priorities stay in order of arrival
 
 
 class Fair(BuiltInPolicy):
-    """Schedule the oldest request of the tenant for whom the fewest tokens were computed (the virtual token
-    counter of Sheng et al., 2024)."""
+    """Schedule the oldest request of the tenant with the fewest computed tokens (the virtual token counter of Sheng et
+    al., 2024).
+    """
 
     kind: Literal["fair"] = "fair"
     starvation_limit: Count = 1000  # steps after which a waiting request goes first
@@ -172,16 +176,16 @@ class Fair(BuiltInPolicy):
 
 
 class Deadline(BuiltInPolicy):
-    """Serve as many requests as can be served in time: with a first token within `ttft` seconds of their arrival.
+    """Serve as many requests as possible in time, i.e. with a first token within `ttft` seconds of their arrival.
 
-    Where all can, they are served in order of arrival. Where not all can, those with the longest prompts wait until no
-    other may still be in time (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late
-    jobs", 1968, with the time of a prompt as measured in the steps so far; slots and pages are taken to be free). A
-    request that has had its first token and was preempted goes first.
+    If all can be in time, they are served in order of arrival. If not, the requests with the longest prompts wait until
+    no other request can still be in time (Moore, "An n job, one machine sequencing algorithm for minimizing the number
+    of late jobs", 1968, with prefill times measured in earlier steps; slots and pages are assumed to be free). A
+    preempted request that already has its first token goes first.
     """
 
     kind: Literal["deadline"] = "deadline"
-    ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # seconds
+    ttft: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # seconds from arrival to the first token
     starvation_limit: Count = 1000  # steps after which a waiting request goes first
 
     def turns(self, state: SchedulerState) -> Iterable[RequestView]:
@@ -192,11 +196,11 @@ class Deadline(BuiltInPolicy):
 
 
 class StaticBatching:
-    """Static batching: no request joins once any of the batch has decoded; `inner` chooses its members.
+    """Static batching: no request joins a batch once one of its requests has decoded; `inner` chooses the members.
 
-    The batch is gathered while its prompts are computed, which may take several steps without a decode. A finished
-    request leaves. In a `padded` batch its row is computed until the last finishes (request-level scheduling: Yu et al.
-    2022, Orca, section 3).
+    The batch is formed while its prompts are computed, which may take several steps without decodes. A finished request
+    leaves the batch; in a `padded` batch its row is computed until the last request finishes (request-level scheduling:
+    Yu et al. 2022, Orca, section 3).
     """
 
     def __init__(self, inner: SchedulingPolicy, padded: bool = False):
@@ -212,7 +216,7 @@ class StaticBatching:
             reasons = {entry.request_id: reason for entry in state.waiting[:1]}
             return replace(decision, order=chain(decision.order, state.waiting[:1]), reasons=reasons)
         decision = self.inner(state)
-        # While the batch is gathered, no request decodes as long as any prompt can be computed.
+        # While the batch is formed, no request decodes as long as a prompt can be computed.
         num_requests = len(state.running) + len(state.waiting)
         return replace(decision, order=self._prefills(decision.order, num_requests))
 
@@ -226,8 +230,8 @@ class StaticBatching:
     def _complete(self, state: SchedulerState) -> bool:
         if any(entry.num_tokens > entry.num_prompt_tokens + 1 for entry in state.running):
             return True
-        # Requests that end with their prefill make room for others: without a bound the batch would be gathered for
-        # ever. Whole prompts fill at least half of each step.
+        # Requests that end with their prefill make room for others, so without a bound the batch would never be
+        # complete. Whole prompts fill at least half of each step.
         prompts = sum(entry.num_tokens for entry in state.running)
         return state.step - min(entry.scheduled_step for entry in state.running) > 2 * -(
             -prompts // state.limits.max_chunk_tokens
@@ -251,11 +255,11 @@ class CustomPolicy(Settings):
 
     kind: Literal["custom"] = "custom"
     path: str
-    arguments: dict[str, float | int | str | bool] = {}  # arguments to build it with, by name
+    arguments: dict[str, float | int | str | bool] = {}  # keyword arguments of its constructor
 
 
 def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept a kind alone or a path, and a policy of one's own: a callable, or a class to build."""
+    """Accept a bare kind, a path, or a user-defined policy: a callable, or a class to instantiate."""
     if isinstance(value, type):
         value = value()
     if callable(value) and not isinstance(value, Settings):
@@ -282,10 +286,10 @@ BUILT_IN_POLICIES: dict[str, type[Any]] = {
 
 
 def parse_policy(value: Any, kind: BatchingMode = "continuous") -> SchedulingPolicy:
-    """Build the policy given by name, settings, import path or callable, for a batching mode.
+    """Build the policy that `value` describes (a name, settings, an import path or a callable), for a batching mode.
 
     Raises:
-        WorkbenchError: naming what is wrong.
+        WorkbenchError: names the invalid setting.
     """
     setting = _setting(value)
     policy = _load_custom_policy(setting) if isinstance(setting, CustomPolicy) else cast(SchedulingPolicy, setting)

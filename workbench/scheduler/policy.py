@@ -1,7 +1,7 @@
-"""Define what a scheduling policy sees and returns: a pure function from a state to an order of requests. It sees
-numbers and short strings only; the time of a step is one of them, so that a decision can be repeated.
+"""Define the input and output of a scheduling policy: a pure function from a state to an order of requests. The state
+has numbers and short strings only, the time of the step included, so that a decision can be repeated.
 
-A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:longest_first}`):
+A user-defined policy in a separate file (`schedule.policy: {path: mine.py:longest_first}`):
 
     from workbench.scheduler.policy import SchedulerDecision
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, overload
 
 from workbench.scheduler.limits import SchedulerLimits
 
-PagesByGroup = tuple[int, ...]  # pages, one number per cache group
+PagesByGroup = tuple[int, ...]  # numbers of pages by cache group
 
 
 class RequestView(NamedTuple):
@@ -32,23 +32,23 @@ class RequestView(NamedTuple):
 
     request_id: str
     arrival_index: int  # order of arrival: the oldest has the smallest
-    arrival_step: int  # the step before which it arrived
+    arrival_step: int  # the first step after its arrival
     tenant: str
-    priority: int  # the smaller, the sooner
-    num_prompt_tokens: int  # tokens of its prompt
-    num_tokens: int  # known tokens: prompt and output
-    num_computed_tokens: int  # known tokens whose keys and values are in its pages
-    num_new_tokens: int  # tokens to compute now; for a waiting request, before cached tokens are subtracted
+    priority: int  # smaller values go first
+    num_prompt_tokens: int  # number of prompt tokens
+    num_tokens: int  # number of known tokens: prompt and output
+    num_computed_tokens: int  # number of known tokens with keys and values in its pages
+    num_new_tokens: int  # number of tokens to compute now; for a waiting request, cached tokens included
     is_running: bool
-    num_sequences: int = 1  # sequences that it becomes: one per sample or beam
-    slots_needed: int = 1  # slots that must be free for it to start: one per beam, which advance together
+    num_sequences: int = 1  # number of its sequences: one per sample or beam
+    slots_needed: int = 1  # free slots needed to start: one per beam, since beams advance together
     num_preemptions: int = 0
     scheduled_step: int = 0  # the step in which it was last admitted, if it runs
     arrival_time: float = 0.0  # seconds, on the clock of `SchedulerState.now`
-    max_tokens: int = 0  # output tokens that it may have at most
-    predicted_tokens: int = 0  # output tokens that a predictor expects; `max_tokens` where none does
-    deadline: float = math.inf  # seconds, on the same clock, by which its last token is wanted
-    scores_prompt: bool = False  # its prompt's log-probabilities are wanted: a step has few such tokens for all
+    max_tokens: int = 0  # maximum number of output tokens
+    predicted_tokens: int = 0  # predicted number of output tokens; `max_tokens` without a prediction
+    deadline: float = math.inf  # deadline of its last token, in seconds on the same clock
+    scores_prompt: bool = False  # whether it wants prompt log-probabilities: a step has few such tokens
 
     @property
     def is_decoding(self) -> bool:
@@ -57,9 +57,9 @@ class RequestView(NamedTuple):
 
 
 class RunningViews(Sequence[RequestView]):
-    """Views of running sequences, each made when it is looked at; valid while the step is planned.
+    """The views of running sequences, each created on access; they are valid while the step is planned.
 
-    `parts` are the views of those that decode and of the others.
+    `parts` are the views of decoding sequences, and of all other running sequences.
     """
 
     def __init__(
@@ -86,16 +86,17 @@ class RunningViews(Sequence[RequestView]):
 
 
 class WaitingIndex:
-    """Waiting requests in order of arrival and in the orders that policies asked for. Arrivals and departures update
-    each order; nothing is sorted again."""
+    """The waiting requests, in order of arrival and in each order that a policy has requested. Arrivals and departures
+    update an order without a new sort.
+    """
 
-    MAX_SORT_KEYS = 4  # a new key every step is sorted every step, and old orders are dropped
+    MAX_SORT_KEYS = 4  # a policy with a new key in every step sorts in every step, and old orders are dropped
 
     def __init__(self) -> None:
         self._arrival: list[RequestView] = []
         self._orders: dict[Callable[[RequestView], Any], list[RequestView]] = {}
         self._tenants: dict[str, list[RequestView]] = {}
-        # views in each order, until a request arrives or leaves
+        # cached views of each order, until a request arrives or leaves
         self._tuples: dict[Callable[[RequestView], Any], tuple[RequestView, ...]] = {}
         self._by_tenant: Mapping[str, tuple[RequestView, ...]] | None = None
 
@@ -106,11 +107,11 @@ class WaitingIndex:
         for key, entries in [*self._orders.items()]:
             try:
                 bisect.insort(entries, entry, key=_and_arrival(key))
-            except Exception:  # a user's key: its error is raised when the policy asks for this order, not in `submit`
+            except Exception:  # a user's key: its error is raised when a policy uses this order, not in `submit`
                 del self._orders[key]
 
     def remove(self, order: int) -> None:
-        """Remove the request with this arrival index."""
+        """Remove the request whose arrival index is `order`."""
         self._changed()
         place = bisect.bisect_left(self._arrival, order, key=_arrival)
         entry = self._arrival.pop(place)
@@ -124,7 +125,7 @@ class WaitingIndex:
                 removed = entries.pop(place).arrival_index
             except Exception:  # as in `add`; an IndexError too
                 removed = None
-            if removed != order:  # the key is not pure: this order is rebuilt when needed
+            if removed != order:  # the key is not pure: rebuild this order when needed
                 del self._orders[key]
 
     def _changed(self) -> None:
@@ -132,13 +133,15 @@ class WaitingIndex:
         self._by_tenant = None
 
     def views(self) -> tuple[RequestView, ...]:
-        """Return the views in order of arrival; the same tuple until a request arrives or leaves."""
+        """Return the views of waiting requests in order of arrival; it is the same tuple until a request arrives or
+        leaves.
+        """
         if _arrival not in self._tuples:
             self._tuples[_arrival] = tuple(self._arrival)
         return self._tuples[_arrival]
 
     def sorted_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
-        """Return the views sorted by `key`, then by arrival."""
+        """Return the views of waiting requests sorted by `key`, then by arrival."""
         if key not in self._orders:
             while len(self._orders) >= self.MAX_SORT_KEYS:
                 oldest = next(iter(self._orders))
@@ -150,7 +153,7 @@ class WaitingIndex:
         return self._tuples[key]
 
     def by_tenant(self) -> Mapping[str, tuple[RequestView, ...]]:
-        """Return each tenant's views in order of arrival."""
+        """Return the views of waiting requests in order of arrival, by tenant."""
         if self._by_tenant is None:
             self._by_tenant = _tuples(self._tenants)
         return self._by_tenant
@@ -182,22 +185,24 @@ class SchedulerState:
     step: int
     running: Sequence[RequestView]  # running requests in order of arrival
     waiting: tuple[RequestView, ...]  # waiting requests in order of arrival
-    free_pages: PagesByGroup  # pages available after all running sequences have theirs: negative if they run short
-    pages_needed: Mapping[str, PagesByGroup]  # pages to allocate before a request's next tokens, by its id
-    pages_released: Mapping[str, PagesByGroup]  # pages that the preemption of a request frees, by its id
-    cached_tokens: Mapping[str, int]  # tokens of a waiting request in the prefix cache or on the CPU, by its id
-    served_tokens: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
-    num_admitted: int = 0  # admissions so far, including those after preemption
-    limits: SchedulerLimits = SchedulerLimits()  # of the step; whole prefills are cut where one is longer than a step
-    now: float = 0.0  # seconds, the same for the whole step
-    seconds_per_prefill_token: float = 0.0  # mean of the steps so far, decodes included; 0 while none is measured
+    free_pages: PagesByGroup  # available pages after the needs of all running sequences; negative if too few
+    pages_needed: Mapping[str, PagesByGroup]  # by request id: pages to allocate before its next tokens
+    pages_released: Mapping[str, PagesByGroup]  # by request id: pages that its preemption frees
+    cached_tokens: Mapping[str, int]  # by id of a waiting request: its tokens in the prefix cache or on the CPU
+    served_tokens: Mapping[str, int] = field(default_factory=dict)  # number of computed tokens by tenant
+    num_admitted: int = 0  # number of admissions so far, those after preemption included
+    limits: SchedulerLimits = (
+        SchedulerLimits()
+    )  # limits of the step; without chunked prefill, a prompt longer than a step is cut
+    now: float = 0.0  # time in seconds, the same for the whole step
+    seconds_per_prefill_token: float = 0.0  # mean of the steps so far, decodes included; 0 before a measurement
     waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # None in a materialized copy
 
     def waiting_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
         """Return the waiting requests sorted by `key`, then by arrival.
 
         `key` is a pure function of the view. Pass the same function every time, not a new lambda, so that the order is
-        kept from step to step.
+        kept between steps.
         """
         if self.waiting_index is None or self.waiting_index.views() is not self.waiting:
             return tuple(sorted(self.waiting, key=key))
@@ -232,13 +237,13 @@ class SchedulerState:
         return self.limits.max_num_seqs - sum([entry.num_sequences for entry in self.running])
 
     def fits(self, entry: RequestView, preempted: Iterable[RequestView] = ()) -> bool:
-        """Return whether there are pages for a waiting request once `preempted` have freed theirs."""
+        """Return whether enough pages are available for a waiting request once `preempted` are preempted."""
         freed = [self.pages_released[each.request_id] for each in preempted]
         room = [sum(pages) for pages in zip(self.free_pages, *freed, strict=True)]
         return all(pages <= free for pages, free in zip(self.pages_needed[entry.request_id], room, strict=True))
 
     def num_new_tokens(self, entry: RequestView) -> int:
-        """Return the tokens to compute for a request, without those found in the prefix cache or on the CPU."""
+        """Return the number of tokens to compute for a request, without those in the prefix cache or on the CPU."""
         return (
             entry.num_new_tokens
             if entry.is_running
@@ -246,7 +251,7 @@ class SchedulerState:
         )
 
     def materialize(self) -> SchedulerState:
-        """Return a copy with everything computed, in values that outlive the decision."""
+        """Return a copy with all values computed, which stays valid after the decision."""
         every = (*self.running, *self.waiting)
         return replace(
             self,
@@ -260,7 +265,9 @@ class SchedulerState:
 
 
 class Turn(NamedTuple):
-    """A turn of at most `max_tokens` tokens. The request may have another one later in the order."""
+    """A request's turn to be served, with at most `max_tokens` tokens. The request may have another turn later in the
+    order.
+    """
 
     request: RequestView
     max_tokens: int
@@ -271,16 +278,17 @@ Order = Iterable[RequestView | Turn | Iterable[RequestView | Turn]]
 
 @dataclass(frozen=True)
 class SchedulerDecision:
-    """A policy's decision for one step: an order of requests, whom to preempt, and reasons.
+    """A policy's decision for one step: an order of requests, the requests to preempt, and reasons.
 
-    `order` has the requests that are served, running and waiting; an item is a request, a `Turn`, or a group of these
-    such as `state.decodes`. The scheduler walks it once, no further than needed, and gives each request what it can
-    compute within the step's tokens, slots and pages. Waiting requests start in this order until one cannot. Running
-    requests that are left out pause; if no request advances, those that decode have a turn, or else all that run.
+    `order` has the requests to serve, running and waiting; an item is a request, a `Turn`, or a group of these such as
+    `state.decodes`. The scheduler walks it once, no further than needed, and gives each request as many tokens as the
+    step's tokens, slots and pages allow. Waiting requests start in this order until one cannot. Running requests that
+    are not in the order pause; if no request advances, all decoding requests get a turn, or if there are none, all
+    running requests.
 
-    `keep` has the running requests in the order in which they keep their pages; by arrival unless given. It is walked
-    if pages run out: requests that it leaves out are preempted first, then its last. `preempted` are preempted in any
-    case, and have no turn in this step. `reasons`, by request id, hold back waiting requests when their turn comes.
+    `keep` has the running requests in the order in which they keep their pages (default: order of arrival). It is used
+    if pages run out: requests that are not in it are preempted first, then its last ones. `preempted` are preempted in
+    any case, and get no turn in this step. `reasons`, by request id, hold back waiting requests.
     """
 
     order: Order = ()
@@ -292,11 +300,11 @@ class SchedulerDecision:
 class SchedulingPolicy(Protocol):
     """A function from `SchedulerState` to `SchedulerDecision`.
 
-    `steady = True` is a promise: if every running sequence needs one token, all have pages and none can be admitted,
-    the policy lets all decode. It is not called in such steps.
+    `steady = True` guarantees: if every running sequence needs one token, all have pages and none can be admitted, the
+    policy lets all decode. It is not called in such steps.
 
-    `gives_up`, a set of names, has the laws of `workbench.testing.check_policy` that the policy does not keep on
-    purpose. The report lists them as given up.
+    `gives_up` is a set of names of laws in `workbench.testing.check_policy` that the policy breaks on purpose. The
+    report lists them as given up.
     """
 
     def __call__(self, state: SchedulerState, /) -> SchedulerDecision: ...

@@ -13,17 +13,17 @@ from workbench.scheduler.views import RequestViews
 
 
 class WaitingQueue:
-    """Waiting sequences, and all sequences that a policy may name, by id. The policy's views are kept beside them."""
+    """The waiting sequences, all sequences that a policy may name by id, and the policy's views of them."""
 
     def __init__(self, pools: tuple[PagePool, ...], views: RequestViews):
         self.sequences: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
-        self._holding: dict[int, Sequence] = {}  # waiting sequences that hold shared pages, or did, by arrival index
+        self._holding: dict[int, Sequence] = {}  # waiting sequences that hold or held shared pages, by arrival index
         self.changed = True  # a request arrived since the last policy call
         self._pools, self._views = pools, views
 
     def add(self, parent: Sequence, *children: Sequence) -> None:
-        """Queue `parent`; `children` start on its pages once it has computed their common prefix."""
+        """Queue `parent`; its `children` start from its pages once it has computed their common prefix."""
         if not parent.pages:
             parent.pages = tuple([] for _ in self._pools)
         parent.parent, parent.children = None, list(children)
@@ -47,7 +47,7 @@ class WaitingQueue:
         self._views.remove_waiting(sequence)
 
     def youngest_page_holder(self, but: Sequence | None = None) -> Sequence | None:
-        """Return the youngest waiting sequence that holds shared pages, except `but`."""
+        """Return the youngest waiting sequence that has shared pages, not counting `but`; None if there is none."""
         for order in sorted(self._holding, reverse=True):
             if self._holding[order].num_computed_tokens and self._holding[order] is not but:
                 return self._holding[order]
@@ -75,18 +75,19 @@ def _order(sequence: Sequence) -> int:
 
 
 class SequenceGroups:
-    """Parents, children and beams among the running and waiting sequences."""
+    """The relations among running and waiting sequences: parents with children, and beams."""
 
     def __init__(self, manager: KVCacheManager, limits: SchedulerLimits, running: list[Sequence], queue: WaitingQueue):
         self._manager, self._limits, self._running, self._queue = manager, limits, running, queue
 
     def set_limits(self, limits: SchedulerLimits) -> None:
-        """Start children within `limits` from now on."""
+        """Apply `limits` from now on when children start."""
         self._limits = limits
 
     def start_children(self, step: int, decisions: list[RequestDecision]) -> list[Sequence]:
-        """Start children whose parent has computed their common prefix; return them, and the parents that can go on
-        beyond it now."""
+        """Start the children whose common prefix the parent has computed; return them, and the parents that can now
+        continue beyond it.
+        """
         joined = []
         for parent in [s for s in self._running if s.children]:
             due = [child for child in parent.children if child.num_shared_tokens <= parent.num_computed_tokens]
@@ -95,7 +96,7 @@ class SequenceGroups:
             if not all(child.own_prompt for child in due):
                 joined.append(parent)
             parent.children = [f for f in parent.children if f.num_shared_tokens > parent.num_computed_tokens]
-            # Beams of other searches will need their slots.
+            # Reserve slots for the beams of other searches.
             beams = sum(len(s.children) for s in self._running if s.beams and s is not parent)
             places = max(0, self._limits.max_num_seqs - len(self._running) - beams)
             for child in due[:places]:
@@ -118,15 +119,15 @@ class SequenceGroups:
         return joined
 
     def advance_beams(self, beams: list[Sequence], continuations: list[tuple[Sequence, int]]) -> list[Sequence]:
-        """Advance a beam search between two steps, after all beams have computed what they know.
+        """Advance a beam search between two steps, after all beams have computed their known tokens.
 
         Args:
             beams: the beams of one search.
             continuations: (beam, next token) for each continuation.
 
         Returns:
-            the sequence of each continuation, in order: the beam itself, or for its second continuation a beam
-            that has none, which frees its own pages and shares those of the continued beam.
+            the sequence of each continuation, in order: the beam itself, or for its second continuation a beam without
+            one, which frees its own pages and shares those of the continued beam.
         """
         parents = {id(parent) for parent, _ in continuations}
         idle = [beam for beam in beams if id(beam) not in parents]

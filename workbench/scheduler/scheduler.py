@@ -1,7 +1,7 @@
 """Schedule the tokens of each step: a policy decides, the scheduler owns sequences and allocates pages.
 
-Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real model or a
-simulated one.
+It works on integers only, so tests cover thousands of histories in a second, and the same scheduler drives a real or a
+simulated model.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from workbench.scheduler.queue import SequenceGroups, WaitingQueue
 from workbench.scheduler.validate import call_policy, policy_name
 from workbench.scheduler.views import RequestViews, TenantCounters
 
-MAX_POLICY_CALLS = 8  # per step: each further call follows a preemption without progress
+MAX_POLICY_CALLS = 8  # policy calls per step: each further call follows a preemption without progress
 
 
 class Scheduler:
-    """The owner of every sequence from submission to its end; `kv_cache_manager` knows its pages.
+    """The scheduler: it owns every sequence from submission to its end; `kv_cache_manager` owns the pages.
 
         submit -> waiting --admitted--> running --finished--> gone
                      ^                     |
                      +----- preempted -----+     (the last to keep its pages, when they run out)
 
-    A sequence may have children, which start on its pages once it has computed their common prefix: samples of one
-    prompt, or beams of a preempted search. Children without a slot wait on these pages, which the oldest of them holds
-    until they are needed more. Beams of one search are preempted together: a single one would come back without the
-    pages that they share, and the others would wait for it on theirs.
+    A sequence may have children, which start from its pages once it has computed their common prefix: samples of one
+    prompt, or beams of a preempted search. Children without a slot wait with these pages; the oldest of them holds the
+    pages until others need them. Beams of one search are preempted together: a single beam would restart without the
+    shared pages, while the others would wait for it and hold theirs.
 
-    Both queues are in order of arrival. The policy is called before every step with something to decide. Its order is
+    Both queues are in order of arrival. The policy is called before every step that needs a decision. Its order is
     served as far as slots, tokens and pages allow (see `StepAllocation`). `plan` allocates pages; `commit` advances
-    `num_computed_tokens` and frees pages that no query reaches any more.
+    `num_computed_tokens` and frees pages that no later query reads.
     """
 
     def __init__(
@@ -60,29 +60,29 @@ class Scheduler:
         self.sequence_groups = SequenceGroups(kv_cache_manager, limits, self.running, self._queue)
         self._steps = 0
         self._prefill_rate = PrefillRate()
-        self._decisions: list[RequestDecision] = []  # made since the last plan
-        self._padded_rows = 0  # rows of a padded batch, until its last sequence finishes
+        self._decisions: list[RequestDecision] = []  # decisions since the last plan
+        self._padded_rows = 0  # padding rows of a padded batch, until its last sequence finishes
         self._last_waiting = ("", "")  # the last recorded waiting request, and the reason
         self.set_policy(policy or Interleaved())
 
     def set_policy(self, policy: SchedulingPolicy) -> None:
-        """Decide by `policy` from the next step on. Sequences keep their places, tokens and pages."""
+        """Use `policy` from the next step on. Sequences keep their positions, tokens and pages."""
         self.policy, self._policy_name = policy, policy_name(policy)
         self._padded_rows = 0
         self._queue.changed = True
 
     @property
     def seconds_per_prefill_token(self) -> float:
-        """Return the seconds of a step for each prompt token in it, decodes included; 0 while none is measured."""
+        """Return the measured seconds per prefill token, decodes of the same steps included; 0 before a measurement."""
         return self._prefill_rate.seconds_per_token
 
     def set_limits(self, limits: SchedulerLimits) -> None:
-        """Plan by `limits` from the next step on.
+        """Use `limits` from the next step on.
 
-        Where more sequences run than may now, they run on, and none is admitted until fewer do.
+        If more sequences run than the new limit allows, they continue, and none is admitted until fewer run.
 
         Raises:
-            WorkbenchError: if a request in progress could never run under them. Nothing has changed then.
+            WorkbenchError: if a request in progress could never run under them. Then the limits are unchanged.
         """
         for sequence in chain(self.running, self.waiting):
             check_still_fits(sequence, self.kv_cache_manager, limits, self.max_model_len)
@@ -112,12 +112,12 @@ class Scheduler:
         return self._steps
 
     def submit(self, sequence: Sequence, children: Iterable[Sequence] = (), as_beams: bool = False) -> None:
-        """Queue `sequence`, or refuse it at once if it can never fit.
+        """Queue a new `sequence`, or refuse it at once if it can never fit.
 
         Args:
             sequence: the first sequence of a request.
-            children: its further samples; they start on its pages where its prefill ends.
-            as_beams: whether they are beams of one search, or a sequence and its second stream: these advance together.
+            children: its further samples; they start from its pages at the end of its prefill.
+            as_beams: whether the sequences advance together: beams of one search, or a sequence and its second stream.
 
         Raises:
             RequestRefused: if it can never run.
@@ -139,15 +139,15 @@ class Scheduler:
             self._queue.add(parent, *rest)
 
     def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None, now: float = 0.0) -> StepPlan | None:
-        """Plan the next step and allocate its pages; None if there is nothing to do.
+        """Plan the next step and allocate its pages; None if there is no work.
 
         Args:
-            proposed: draft tokens by request id; they are verified as far as the step has room.
-            now: seconds, for policies that know deadlines.
+            proposed: draft tokens by request id, verified as far as they fit into the step.
+            now: time in seconds, for policies with deadlines.
 
         Raises:
-            WorkbenchError: if the policy fails or plans nothing. No token is lost then; what was decided before is
-                reported by the next plan.
+            WorkbenchError: if the policy fails or schedules no request. No token is lost; decisions made before the
+                error are reported by the next plan.
         """
         self.kv_cache_manager.transfers_done()
         if self.has_unfinished_requests:
@@ -188,7 +188,8 @@ class Scheduler:
         Args:
             plan: the computed plan.
             sampled: the next token of each sampled sequence, by request id.
-            accepted_drafts: accepted draft tokens, by request id. The others are dropped and their pages freed.
+            accepted_drafts: number of accepted draft tokens by request id. Other draft tokens are dropped and their
+                pages freed.
         """
         for span in plan.spans:
             sequence = span.sequence
@@ -205,16 +206,17 @@ class Scheduler:
                 self.kv_cache_manager.update_after_step(sequence)
 
     def ignore_step_time(self) -> None:
-        """Leave the step that was planned last out of the seconds that a prefill token takes: part of its time is not
-        work on tokens, but a compilation, say."""
+        """Exclude the last planned step from the measured time per prefill token, because part of its time was other
+        work (for example a compilation).
+        """
         self._prefill_rate.forget_step()
 
     def skip_steps(self, steps: int) -> None:
-        """Count `steps` steps that repeated the last plan and were not planned themselves."""
+        """Count `steps` further steps that repeated the last plan."""
         self._steps += steps
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
-        """End `sequence`, running or waiting, and return the pages that this freed, by cache group."""
+        """End `sequence`, running or waiting; return the freed pages by cache group."""
         if sequence.finish_reason is not None:
             return []
         sequence.finish_reason = reason
@@ -255,7 +257,7 @@ class Scheduler:
             step.allocate_pages(decision.keep)
             policy_decisions.append(SchedulerDecision(step.items, step.keep, step.preempted, decision.reasons))
             queue.changed = False
-            # A parent that starts may have nothing to compute before its prompt's last token.
+            # A starting parent may have no token to compute before its prompt's last token.
             if joined := self.sequence_groups.start_children(self._steps, self._decisions):
                 step.reserve([sequence for sequence in joined if sequence in self.running])
                 step.serve_running(step.lacking)
@@ -275,13 +277,14 @@ class Scheduler:
 
     @property
     def lets_all_decode(self) -> bool:
-        """Return whether running sequences that all decode, with pages, need no decision: the policy is steady, and no
-        request can start."""
+        """Return whether the next step needs no decision if all running sequences decode and have pages: the policy is
+        steady, and no request can start.
+        """
         is_full = len(self.running) >= self.limits.max_num_seqs and not self._queue.changed
         return getattr(self.policy, "steady", False) and (is_full or not self.waiting)
 
     def _has_nothing_to_decide(self, step: StepAllocation) -> bool:
-        """Return whether all running sequences decode in this step, whatever the policy's order is."""
+        """Return whether all running sequences decode in this step under any order of the policy."""
         fit = len(step.decodes) == len(self.running) <= self.limits.max_num_batched_tokens
         return fit and self.lets_all_decode and not step.lacks_pages
 

@@ -1,4 +1,4 @@
-"""Call a policy, and read its order item by item."""
+"""Call a policy safely, and read its order item by item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def policy_name(policy: SchedulingPolicy) -> str:
 
 
 def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDecision:
-    """Call `policy` on `state`. Nothing has changed if it fails.
+    """Call `policy` on `state` and return its decision. If it fails, the scheduler is unchanged.
 
     Raises:
         WorkbenchError: if the policy raises, or returns no SchedulerDecision.
@@ -46,9 +46,9 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
 
 
 def items_of(order: Iterable[Any], name: str, num_requests: int) -> Iterator[Any]:
-    """Yield the items of an order, and the requests of each group; views of running sequences stay one item.
+    """Yield the items of an order, with groups expanded to their requests; `RunningViews` stay one item.
 
-    An order ends after two turns for each of `num_requests` requests.
+    At most two turns for each of `num_requests` requests are read.
 
     Raises:
         WorkbenchError: if the order raises. Sequences that started before keep their pages, and no token is lost.

@@ -1,4 +1,4 @@
-"""Show all sequences to a policy as read-only numbers, and count tokens by tenant.
+"""Build a policy's read-only views of all sequences, and count tokens by tenant.
 
 Tokens are counted with the virtual counters of Sheng et al., "Fairness in Serving Large Language Models".
 """
@@ -18,29 +18,30 @@ from workbench.request import Sequence
 from workbench.scheduler.limits import SchedulerLimits
 from workbench.scheduler.policy import PagesByGroup, RequestView, RunningViews, SchedulerState, WaitingIndex
 
-# Fields from the first to before the second change every step.
+# Fields from the first name up to (not including) the second change in every step.
 NUM_TOKENS_FIELD, IS_RUNNING_FIELD = RequestView._fields.index("num_tokens"), RequestView._fields.index("is_running")
 
 
 class TenantCounters:
-    """Tokens computed for each tenant. A tenant that returns after an idle time is lifted to the least served of the
-    others."""
+    """The number of tokens computed for each tenant. The counter of a tenant that returns after idle time is raised to
+    the minimum of the other tenants' counters.
+    """
 
     def __init__(self) -> None:
-        self._ended: Counter[str] = Counter()  # tokens of finished sequences, and lifts on return
+        self._ended: Counter[str] = Counter()  # tokens of finished sequences, plus raises on return
         self._live: Counter[str] = Counter()  # unfinished sequences
-        self.returned: list[tuple[str, list[str]]] = []  # tenants that returned since the last step, and those present
+        self.returned: list[tuple[str, list[str]]] = []  # tenants that returned since the last step, and present ones
 
     def add(self, tenant: str) -> None:
-        """Count a new sequence of `tenant`."""
+        """Register a new sequence of `tenant`."""
         if not self._live[tenant]:
             self.returned.append((tenant, [name for name, count in self._live.items() if count]))
         self._live[tenant] += 1
 
     def lift_returned(self, live: Iterable[Sequence]) -> None:
-        """Lift the counters of tenants that returned; `live` are all unfinished sequences.
+        """Raise the counters of tenants that returned; `live` are all unfinished sequences.
 
-        Call it before a step is planned: while earlier steps run, their tokens are not known.
+        Call it before a step is planned: the tokens of a step are only known after it.
         """
         served = self.served_tokens(live)
         for tenant, others in self.returned:
@@ -56,7 +57,7 @@ class TenantCounters:
 
     def served_tokens(self, live: Iterable[Sequence]) -> Counter[str]:
         served = Counter[str]()
-        dict.update(served, self._ended)  # a Counter's own goes through all it has
+        dict.update(served, self._ended)  # Counter's own operator would visit all tenants
         unfinished: dict[str, int] = {}
         for sequence in live:
             tenant = sequence.request.tenant
@@ -79,7 +80,9 @@ class _LazyValues(dict):
 
 
 class RequestViews:
-    """Views of sequences. Those of waiting sequences are kept from step to step, since nothing in them changes."""
+    """A policy's views of all sequences. Views of waiting sequences are stored between steps, since they do not
+    change.
+    """
 
     def __init__(self, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, tenant_counters: TenantCounters):
         self.kv_cache_manager, self.limits, self.tenant_counters = kv_cache_manager, limits, tenant_counters
@@ -104,19 +107,20 @@ class RequestViews:
         self._preempted.pop(sequence.arrival_index, None)
 
     def update_waiting(self, sequence: Sequence) -> None:
-        """Update a waiting sequence that has fewer children, or other pages."""
+        """Update the view of a waiting sequence whose children or pages have changed."""
         self.remove_waiting(sequence)
         self.add_waiting(sequence)
 
     def prefix_match(self, sequence: Sequence) -> PrefixMatch:
-        """Return the cached prefix of `sequence`, looked up once until pages change."""
+        """Return the cached prefix of `sequence`; the result is stored until pages change."""
         if sequence.request_id not in self._matches:
             self._matches[sequence.request_id] = self.kv_cache_manager.match_prefix(sequence)
         return self._matches[sequence.request_id]
 
     def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
-        """Return the pages that `sequence` and its beams need to start, by cache group, counted once until pages
-        change."""
+        """Return the number of pages, by cache group, that `sequence` and its beams need to start; the result is stored
+        until pages change.
+        """
         if sequence.request_id not in self._pages_to_start:
             needed = self.kv_cache_manager.pages_to_start(sequence, match)
             for beam in sequence.children if sequence.beams else ():
@@ -126,7 +130,7 @@ class RequestViews:
         return self._pages_to_start[sequence.request_id]
 
     def invalidate_matches(self) -> None:
-        """Drop cached lookups because pages change."""
+        """Drop stored prefix matches and page counts, because pages change."""
         self._matches.clear()
         self._pages_to_start.clear()
 
@@ -139,15 +143,15 @@ class RequestViews:
         now: float = 0.0,
         seconds_per_prefill_token: float = 0.0,
     ) -> SchedulerState:
-        """Return the state that a policy decides on.
+        """Return the state for a policy's decision.
 
         Args:
             step: number of the step.
-            running: running sequences; those that decode, and the others.
-            reserved_pages: pages that running sequences lack, by cache group.
-            by_id: sequences that a policy may name.
-            now: seconds, the time of the step.
-            seconds_per_prefill_token: as measured so far.
+            running: running sequences: decoding ones, and the others.
+            reserved_pages: number of pages that running sequences still need, by cache group.
+            by_id: sequences that a policy may name, by id.
+            now: the time of the step in seconds.
+            seconds_per_prefill_token: the measurement so far.
         """
         self.invalidate_matches()
         sequences = [*running[0]]
@@ -206,7 +210,7 @@ class RequestViews:
             return tuple(manager.pages_to_allocate(sequence) or [0] * len(manager.pools))
         match = self.prefix_match(sequence)
         needed = self.pages_to_start(sequence, match)
-        # Evictable pages of its own match count as available, but will not be.
+        # Evictable pages of its own match count as available, but will be in use once it starts.
         idle = [pool.num_available - manager.num_available(t, match) for t, pool in enumerate(manager.pools)]
         return tuple(pages + evictable for pages, evictable in zip(needed, idle, strict=True))
 

@@ -1,4 +1,4 @@
-"""The workbench as a server: OpenAI's and Anthropic's protocols over one runner's thread.
+"""Serve models over HTTP: OpenAI's and Anthropic's protocols over one runner's thread.
 
 The package can be called: `workbench.serve(runner)` is `workbench.serve.server.serve(runner)`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A package whose call is its main function, which is imported then: the name stands for both."""
+    """A package that can be called as its main function, which is imported on the first call."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from workbench.serve.server import serve

@@ -1,4 +1,4 @@
-"""Build the HTTP application: routes of the dialects and of the workbench's own, all but /health behind the gate."""
+"""Build the HTTP application: routes of the dialects and of the workbench itself, all but /health behind the gate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_dialects(signing_key: bytes = b"", settings: ServerSettings | None = No
 def build_app(
     models: Mapping[str, ServedModel], gate: Gate | None = None, settings: ServerSettings | None = None
 ) -> FastAPI:
-    """Return the application that offers `models`. Its `state.service` has the calls under way."""
+    """Return the application that serves `models`. Its `state.service` has the running calls."""
     gate = gate or OpenGate()
     settings = settings or ServerSettings()
     service = Service(models, gate, load_dialects(gate.signing_key(), settings), settings)
@@ -92,10 +92,10 @@ def build_app(
 
 
 def _check_query(request: Request, ignored: IgnoredFields) -> None:
-    """Refuse a query that asks for a part of a list that does not know it: a client would take the whole for that part
-    (ApiError). Other unknown fields go into the header of the response."""
+    """Refuse paging fields on a route without paging (ApiError), where a client would take the whole list for a page.
+    Other unknown fields go into a header of the response."""
     route = request.scope.get("route")
-    if route is not None and (request.method == "GET" or not ignored.is_strict):  # clients mark betas in others
+    if route is not None and (request.method == "GET" or not ignored.is_strict):  # clients mark betas in other requests
         known = {each.alias for each in route.dependant.query_params}
         asked = sorted(set(request.query_params).intersection(PARTS_OF_LISTS) - known)
         if asked and request.method == "GET":
@@ -192,7 +192,7 @@ def _add_own_routes(router: APIRouter, app: FastAPI, service: Service) -> None:
 
 
 def _described(model: ServedModel, request: Request) -> dict[str, Any]:
-    """Return what a client may know of a model, in OpenAI's shape or in Anthropic's."""
+    """Return the public description of a model, in OpenAI's or Anthropic's shape."""
     if "anthropic-version" in request.headers:
         return anthropic_models.describe_model(model)
     return {
@@ -231,7 +231,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
 
 def dialect_of(request: Request, service: Service) -> Dialect:
-    """Return the dialect of an error's response: by its path, else by its headers."""
+    """Return the dialect in which to answer an error: chosen by the request's path, else by its headers."""
     dialects = service.dialects
     path = request.url.path
     for dialect in sorted(dialects.values(), key=lambda each: len(each.path), reverse=True):

@@ -1,4 +1,4 @@
-"""Define a call: what a client asks of a model, in no protocol's words.
+"""Define a call: a client's request to a model, independent of protocols.
 
     bytes -> dialect (validation) -> Call -> Gate.admit -> engine -> pieces -> Gate -> dialect -> bytes
 
@@ -14,9 +14,9 @@ from typing import Any, Literal
 from workbench.prompt.conversation import Conversation
 from workbench.request import SamplingParameters
 
-ADMIN = "admin"  # the scope of a caller who may see what others do
+ADMIN = "admin"  # the scope of callers who may see other callers' activity
 Purpose = Literal["answer", "embed", "tokenize"]
-PromptInput = Conversation | str | tuple[int, ...]  # a text and ids are completed as they are, without a template
+PromptInput = Conversation | str | tuple[int, ...]  # texts and token ids are completed without a template
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Caller:
 
 @dataclass(frozen=True)
 class Breakpoint:
-    """A promise to keep the prefix up to and including one part of the prompt, for `seconds` after its last use.
+    """A request to keep the prefix up to and including one part of the prompt, for `seconds` after its last use.
 
-    `part` is tools, system or turn; `index` which tool or turn, or how many characters of the system prompt (-1: the
-    last, or all).
+    `part` is tools, system or turn; `index` is the tool or turn, or a number of characters of the system prompt (-1:
+    the last, or all).
     """
 
     part: str
@@ -51,30 +51,30 @@ class Call:
     """One call of a model.
 
     Args:
-        id: the id that the client sees (`chatcmpl-...`, `msg_...`, `resp_...`); also that of its trace.
+        id: the id that the client sees (`chatcmpl-...`, `msg_...`, `resp_...`), also of the trace.
         dialect: the protocol: `openai.chat`, `openai.completions`, `openai.responses`, `anthropic.messages`.
         model: the model that the client named.
-        prompts: what to answer. A conversation is one prompt; completions may have several.
-        sampling: of each prompt; `n` of it is the choices of one prompt.
-        has_seed: whether the seed is the client's. Without one each call has a random seed of its own.
-        has_max_tokens: whether max_tokens is the client's. Without one an answer may fill the context.
+        prompts: prompts to answer. A conversation is one prompt; completions may have several.
+        sampling: sampling of each prompt; its `n` is the number of choices per prompt.
+        has_seed: whether the client gave the seed. Otherwise each call has a random seed.
+        has_max_tokens: whether the client gave max_tokens. Otherwise an answer may fill the context.
         tool_choice: auto, none, required, or a tool's name.
         parallel_tool_calls: whether an answer may have several calls.
         stream: whether the answer is streamed.
-        echo: whether the prompt's text (and log-probabilities) stand before the answer.
-        prompt_logprobs: alternatives beside each token of the prompt; None for no log-probabilities of it.
+        echo: whether the prompt's text (and log-probabilities) precede the answer.
+        prompt_logprobs: number of alternatives per prompt token; None for no log-probabilities of the prompt.
         breakpoints: prefixes to keep.
         only_warms: whether the prompt is only read into the cache; one token is generated, and not shown.
-        previous: the id of an earlier call whose prefix this one should share; a miss is explained against it.
-        priority: the smaller, the sooner; 0 unless the client stands back behind others.
-        deadline: seconds from arrival within which the client wants the last token; None for no deadline.
-        background: whether no client waits for the answer (a line of a batch): it begins after those of clients and
-            does not count among the calls that wait.
-        purpose: answer the prompts; embed them, a vector each; or tokenize them: return their tokens, or their text.
-        caller: who asks, set by the gate.
-        ignored: fields without effect here, and why; the trace shows them, and a header of the response.
-        options: what the dialect's writer is to know besides: how its answer is shaped.
-        notes: what the gate and the server learned on the way, for the trace: decisions with their reasons.
+        previous: the id of an earlier call with a prefix to share; a cache miss is explained against it.
+        priority: smaller runs sooner; 0 unless the client yields to others.
+        deadline: seconds from arrival to the last token, at most; None for no deadline.
+        background: whether no client waits for the answer (a batch line): the call begins after client calls and
+            does not count as waiting.
+        purpose: answer the prompts, embed them, or tokenize them (return their tokens, or their text).
+        caller: the caller, set by the gate.
+        ignored: fields without effect, with reasons, for the trace and a header of the response.
+        options: further options of the dialect's writer, for the shape of the answer.
+        notes: decisions of gate and server with their reasons, for the trace.
     """
 
     id: str
@@ -103,10 +103,10 @@ class Call:
 
     @property
     def is_seeded(self) -> bool:
-        """Return whether the same call has the same answer: it is greedy, a beam search, or has the client's seed."""
+        """Return whether the call's answer is reproducible: it is greedy, a beam search, or has a client's seed."""
         return self.has_seed or self.sampling.temperature == 0 or bool(self.sampling.beams)
 
     @property
     def num_choices(self) -> int:
-        """Return the number of choices of the answer: prompts times samples; choice = prompt * n + sample."""
+        """Return the number of choices: prompts times samples; choice = prompt * n + sample."""
         return len(self.prompts) * self.sampling.n

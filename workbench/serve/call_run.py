@@ -1,4 +1,4 @@
-"""Carry one call from its arrival to its settlement, however it ends: finished, refused, left, stopped or failed.
+"""Run one call from arrival to settlement, however it ends: finished, refused, left by its client, stopped or failed.
 
 arrival -> admission -> stream begins -> pieces ... -> settlement
    \\__________ a client may leave, or the server fail the call, at any moment __________/
@@ -23,11 +23,11 @@ LOG = logging.getLogger(__name__)
 
 
 class CallStream(Protocol):
-    """The pieces of one call as they come: of the engine's requests, or of a task.
+    """The stream of one call's pieces, from the engine's requests or from a task.
 
     Attributes:
-        used: the tokens that were used so far.
-        ended: is set when nothing of the call runs any more.
+        used: the tokens used so far.
+        ended: set when no part of the call runs any more.
         is_started: whether `start` was called.
     """
 
@@ -42,30 +42,31 @@ class CallStream(Protocol):
     def start(self) -> None: ...
 
     def cancel(self) -> None:
-        """End the call soon; `ended` says when."""
+        """Cancel the call without waiting; `ended` is set at its end."""
         ...
 
     def abandon(self) -> None:
-        """End the call without waiting for the engine, which no longer answers: `ended` is set at once or soon."""
+        """End the call without waiting for a stuck engine: `ended` is set at once or soon."""
         ...
 
     def wake(self) -> None:
-        """Let `next` return now."""
+        """Make a waiting `next` return now, even without pieces."""
         ...
 
     async def next(self) -> list[Piece] | None:
-        """Return the pieces that came since the last call; none after `wake`; None after the end."""
+        """Return the pieces since the last call; an empty list after `wake`; None after the end."""
         ...
 
 
 class CallRun:
-    """A call that has arrived. Its lease is settled once, with all that was generated, also for a client that left.
+    """The run of a call that has arrived. Its lease is settled once, with all generated tokens, even if the client
+    left.
 
     Args:
-        call: the call as it was parsed.
-        admit: asks the gate; ApiError where the call is refused.
-        open_stream: prepares the call that was admitted; not called for an answer that the gate has kept.
-        on_settled: is called at the very end; the trace has the outcome, none if the call was not admitted.
+        call: the parsed call.
+        admit: asks the gate; ApiError if the call is refused.
+        open_stream: prepares the admitted call; not called for an answer cached by the gate.
+        on_settled: called at the very end; the trace has the outcome, or none if the call was not admitted.
     """
 
     def __init__(
@@ -79,32 +80,32 @@ class CallRun:
         self.trace = CallTrace(call)
         self.lease: Lease | None = None
         self.prepared: tuple[Call, list[PreparedPrompt]] | None = (
-            None  # of a call that the gate asked about, or that runs
+            None  # prompts prepared for the gate or for the engine
         )
-        self._steps: list[asyncio.Task[None]] = []  # admission and start, as far as they were begun
-        self._halt: asyncio.Future[None] | None = None  # is set when the call ends meanwhile
+        self._steps: list[asyncio.Task[None]] = []  # tasks of admission and start, if begun
+        self._halt: asyncio.Future[None] | None = None  # set if the call ends during a step
         self._stream: CallStream | None = None
         self._kept: list[Piece] | None = None
         self._used = Used()
         self._closed_choices: set[int] = set()
-        self.is_complete = False  # every piece was returned
+        self.is_complete = False  # all pieces were returned
         self._ended = ""  # as in `Outcome.ended`
         self._abort: ApiError | None = None
         self._settling: asyncio.Task[None] | None = None
         self.has_first_token = False
         self.first_token_seconds: float | None = None
         self.began = time.perf_counter()
-        self.silent_since = self.began  # when the client was last sent something
+        self.silent_since = self.began  # time of the last bytes sent to the client
 
     @property
     def call(self) -> Call:
-        """Return the call, as it was admitted once it is."""
+        """Return the call: as the gate admitted it, or before that as it was parsed."""
         return self.trace.call
 
     async def admit(self) -> None:
-        """Ask the gate. The caller of this calls `settle` in the end.
+        """Ask the gate to admit the call. The caller of this method must call `settle` in the end.
 
-        Returns early where the client leaves meanwhile; what the gate admits then is settled all the same.
+        Returns early if the client leaves meanwhile; a later admission is settled all the same.
 
         Raises:
             ApiError: if the call is refused, or was ended by `fail`.
@@ -112,9 +113,9 @@ class CallRun:
         await self._carry_out(self._pass_gate())
 
     async def start(self) -> None:
-        """Prepare the call that was admitted, and submit it.
+        """Prepare and submit the admitted call.
 
-        Returns early, without pieces, where the client leaves meanwhile.
+        Returns early, without pieces, if the client leaves meanwhile.
 
         Raises:
             ApiError: if the call cannot run, or was ended by `fail`.
@@ -122,7 +123,7 @@ class CallRun:
         await self._carry_out(self._begin())
 
     async def _carry_out(self, step: Coroutine[Any, Any, None]) -> None:
-        """Wait until a step is done, or the call has ended; the step goes on then until `settle` has waited for it."""
+        """Wait until a step is done or the call has ended; in the latter case `settle` waits for the step."""
         if self._ended:
             step.close()
         else:
@@ -150,7 +151,7 @@ class CallRun:
             stream.start()
 
     async def next(self) -> list[Piece] | None:
-        """Return the pieces to write now; none after `wake`; None after the end.
+        """Return the pieces to write now; an empty list after `wake`; None after the end.
 
         Raises:
             ApiError: if the call failed, or was ended by `fail`.
@@ -186,32 +187,32 @@ class CallRun:
         if self._kept is not None:
             pieces, self._kept = self._kept, []
             return pieces or None
-        if self._stream is None or not self._stream.is_started:  # the client left before
+        if self._stream is None or not self._stream.is_started:  # the client left before the start
             return None
         return await self._stream.next()
 
     def leave(self) -> None:
-        """End the call for a client that has left. May be called at any moment, more than once."""
+        """End the call because its client has left. May be called at any time, repeatedly."""
         if not self._ended:
             self._end("cancelled")
             self.wake()
 
     def fail(self, error: ApiError) -> None:
-        """End the call with an error that the client is to see."""
+        """End the call with an error for the client."""
         if not self._ended:
             self._abort = self._noted(error)
             self._end("failed")
             self.wake()
 
     def _noted(self, error: ApiError) -> ApiError:
-        """Return an error, whose detail is left to the trace and the log: its client sees the message alone."""
+        """Move an error's detail to the trace and the log, and return it: the client sees only its message."""
         if error.detail:
             self.trace.failure = error.detail
             LOG.error("call %s failed: %s", self.call.id, error.detail)
         return error
 
     def abandon(self) -> None:
-        """Wait for the engine no more: what it has reported so far is what the call used."""
+        """Stop waiting for the engine: the usage that it has reported so far counts as the call's usage."""
         self.leave()
         for step in self._steps:
             step.cancel()
@@ -219,7 +220,7 @@ class CallRun:
             self._stream.abandon()
 
     def wake(self) -> None:
-        """Let `next` return now, with nothing."""
+        """Make `next` return now, with an empty list."""
         if self._stream is not None:
             self._stream.wake()
 
@@ -239,7 +240,7 @@ class CallRun:
             self._stream.cancel()
 
     async def settle(self) -> None:
-        """Wait until the engine has let go of the call, and settle the lease: once, however often it is asked for."""
+        """Wait until the engine has ended the call, and settle the lease. Repeated calls settle it once."""
         if self._settling is None:
             if not self._ended:
                 self._end("cancelled")

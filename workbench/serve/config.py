@@ -1,4 +1,4 @@
-"""Configure a server as one YAML value: a model with every engine setting, and how it is offered."""
+"""Configure a server as one YAML value: a model with every engine setting, and the settings of its service."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ Seconds = Annotated[float, Field(gt=0)]
 class ServerSettings(Settings):
     """Settings of the server itself: its address, bounds and times."""
 
-    host: str = "127.0.0.1"  # loopback alone; 0.0.0.0 listens on every address of the machine
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0: any free one
-    max_body_bytes: Count = 4 << 20  # of a request; more is answered with 413
-    max_waiting: Count = 256  # calls without a first token; more are refused with `retry-after`
-    max_choices: Count = 128  # of one call: prompts times n
-    max_buffered_pieces: Count = 8192  # that wait for a client who does not read; then its call is cancelled
-    default_max_tokens: Count | None = None  # of a chat that does not say; None: what the context has left
-    ping_seconds: Seconds = 15.0  # without an event until a stream sends a comment
-    send_seconds: Seconds = 60.0  # that a client may leave what was sent unread; then its connection is cut
-    header_seconds: Seconds = 10.0  # for the header of a request, from its first byte
-    body_seconds: Seconds = 30.0  # for its body
-    idle_seconds: Seconds = 75.0  # that a connection may say nothing between requests
-    step_seconds: Seconds | None = 600.0  # of one step of the engine; then its calls fail until it ends; None: no limit
-    drain_seconds: Seconds = 30.0  # that streams may go on after SIGTERM; then they end with an error
-    unknown_fields: Literal["ignore", "refuse"] = "ignore"  # of a body; what is ignored is listed in a header
-    metrics_open: bool = False  # /metrics is for every key of a gateway; else for those with the scope admin
-    kept_traces: Count = 256  # calls whose traces can be asked for
-    trace_bytes: Count = 256 << 20  # of these, about: long answers leave room for fewer
-    replay_folder: str | None = None  # of requests, prompts too, and their steps, to run again; None: none is kept
-    replay_bytes: Count = 256 << 20  # of these on disk, about; the oldest are deleted
-    memory_bytes: Count = 64 << 20  # of prompts, to explain cache misses; and of answers, to put their tokens back
-    memory_seconds: Seconds = 3600.0  # that they are remembered after their last use
-    response_bytes: Count = 256 << 20  # of responses that are kept by id, about; a tenant has a quarter at most
-    response_seconds: Seconds = 2_592_000.0  # that they are kept after their last use
-    files_folder: str | None = None  # of uploaded files and results of batches; None: one that ends with the server
+    host: str = "127.0.0.1"  # loopback only; 0.0.0.0 listens on every address of the machine
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0: any free port
+    max_body_bytes: Count = 4 << 20  # maximum bytes of a request; larger ones get status 413
+    max_waiting: Count = 256  # maximum calls without a first token; others are refused with `retry-after`
+    max_choices: Count = 128  # per call: prompts times n
+    max_buffered_pieces: Count = 8192  # maximum for a slow client; then its call is cancelled
+    default_max_tokens: Count | None = None  # of a chat without max_tokens; None: the rest of the context
+    ping_seconds: Seconds = 15.0  # silence until a stream sends a comment
+    send_seconds: Seconds = 60.0  # limit for reading sent bytes; then the connection is cut
+    header_seconds: Seconds = 10.0  # limit for a request's header, from its first byte
+    body_seconds: Seconds = 30.0  # limit for a request's body
+    idle_seconds: Seconds = 75.0  # limit for silence between requests of a connection
+    step_seconds: Seconds | None = 600.0  # limit of an engine step; then calls fail until it ends; None: no limit
+    drain_seconds: Seconds = 30.0  # limit for streams after SIGTERM; then they end with an error
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"  # of a body; a header lists ignored fields
+    metrics_open: bool = False  # open /metrics to every key of a gateway; False: scope admin only
+    kept_traces: Count = 256  # number of last calls with traces
+    trace_bytes: Count = 256 << 20  # approximate total of traces: fewer fit with long answers
+    replay_folder: str | None = None  # stores requests (with prompts) and steps for replays; None: none
+    replay_bytes: Count = 256 << 20  # approximate limit on disk; the oldest files are deleted
+    memory_bytes: Count = 64 << 20  # prompts, to explain cache misses; as many of answers, to restore tokens
+    memory_seconds: Seconds = 3600.0  # kept after their last use
+    response_bytes: Count = 256 << 20  # approximate limit of stored responses; a tenant has at most a quarter
+    response_seconds: Seconds = 2_592_000.0  # responses are kept after their last use
+    files_folder: str | None = None  # uploads and batch results; None: a temporary folder
     max_files_bytes: Count = 8 << 30  # on disk: files, requests and results of batches, of all tenants
-    max_tenant_files_bytes: Count = 1 << 30  # of one tenant
-    max_upload_bytes: Count = 64 << 20  # of a file, and of the body of a batch of messages
-    batch_calls: Count = 8  # sequences that all batches together run at once; half of the engine's at most
-    batch_result_seconds: Seconds = 604_800.0  # that results are kept after the end of their batch
-    num_threads: Count = 2  # that assemble and encode prompts; tenants take turns
+    max_tenant_files_bytes: Count = 1 << 30  # the same per tenant
+    max_upload_bytes: Count = 64 << 20  # maximum of a file, and of a message batch's body
+    batch_calls: Count = 8  # maximum running sequences of all batches; at most half of the engine's
+    batch_result_seconds: Seconds = 604_800.0  # results are kept after the end of their batch
+    num_threads: Count = 2  # threads that assemble and encode prompts; tenants take turns
 
     @property
     def refuses_unknown(self) -> bool:
@@ -53,9 +53,9 @@ class ServerSettings(Settings):
 
 
 class ServeConfig(EngineConfig):
-    """Everything that decides how a server answers. `models` are further ones, by the name that clients give."""
+    """All settings that affect a server's answers. `models` are further models, by the name that clients give."""
 
-    served_name: str | None = None  # of the model; its own unless given
+    served_name: str | None = None  # name of the model; None: its own name
     models: dict[str, EngineConfig] = {}
     server: ServerSettings = ServerSettings()
     gateway: dict[str, Any] | None = None  # settings of `workbench.gateway`; None: no gateway, every caller may ask

@@ -1,10 +1,10 @@
-"""Bound what a connection may cost: HTTP connections with a deadline for each thing that their client may leave undone.
+"""Bound the cost of connections: HTTP connections with a deadline for every action that is expected of a client.
 
     silent --first byte--> header --complete--> body, answer --sent--> silent
     idle_seconds           header_seconds       body: the route's; unread answer: send_seconds
 
-Deadlines are absolute: a byte now and then moves none of them. They are looked at once a second, all together, so that
-ten thousand connections need no timers of their own.
+Deadlines are absolute: a byte now and then does not extend them. They are checked together once a second, so that ten
+thousand connections need no timers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workbench.serve.config import ServerSettings
 
-READ_BYTES = 1 << 16  # that a client must read in `send_seconds`, as many as are sent ahead
+READ_BYTES = 1 << 16  # minimum that a client must read in `send_seconds`; as many are sent ahead
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """An HTTP connection that `check` closes when its client has let a deadline pass.
+    """An HTTP connection with deadlines: `check` closes it when its client has missed one.
 
-    uvicorn's own limit begins with the first answer, and begins anew with every byte. Its closing waits, without limit,
-    until the client has read what was sent.
+    uvicorn's own limit starts with the first answer, and restarts with every byte. Its close waits without limit until
+    the client has read all sent bytes.
     """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._silent_since: float | None = time.monotonic()
         self._header_since: float | None = None
-        self._unread: tuple[float, int] | None = (
-            None  # when the client last read enough, and the bytes that waited then
-        )
+        self._unread: tuple[float, int] | None = None  # (time when the client last read enough, bytes unread then)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -43,7 +41,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._header_since = None
 
     def check(self, settings: ServerSettings, now: float) -> None:
-        """Close the connection, or cut it where closing would wait for its client, if a deadline has passed."""
+        """Close the connection if a deadline has passed; cut it off if closing would wait for the client."""
         is_idle = self.cycle is None or self.cycle.response_complete
         is_closing = self.transport.is_closing()
         self._silent_since = (self._silent_since or now) if is_idle else None
@@ -57,9 +55,9 @@ class BoundedConnection(HttpToolsProtocol):
                 self.transport.close()
 
     def _is_unread(self, is_sent: bool, seconds: float, now: float) -> bool:
-        """Return whether the client has read less than `READ_BYTES` of what waits for it, for so many seconds.
+        """Return whether the client has read less than `READ_BYTES` of its pending bytes for `seconds`.
 
-        `is_sent`: nothing is added to what waits; otherwise it is looked at where it holds up the answer.
+        `is_sent`: no bytes will be added; otherwise pending bytes count only while they block the answer.
         """
         size = self.transport.get_write_buffer_size()
         if size == 0 or not (is_sent or self.flow.write_paused):

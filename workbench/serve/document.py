@@ -1,4 +1,4 @@
-"""Describe the routes in OpenAPI: the bodies that they take, and the shapes of their answers and errors."""
+"""Describe the routes in OpenAPI: their bodies, and the shapes of their answers and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFERENCE = "#/components/schemas/{model}"
 
 
 def object_schema(optional: Mapping[str, Schema] | None = None, **fields: Schema) -> Schema:
-    """Return the schema of an object that has `fields`, may have the `optional` ones, and others too."""
+    """Return the schema of an object with required `fields`, `optional` fields, and any others."""
     return {"type": "object", "required": sorted(fields), "properties": {**fields, **(optional or {})}}
 
 
@@ -35,13 +35,17 @@ def optional(schema: Schema) -> Schema:
 
 
 def describe_body(kind: type[Body]) -> Schema:
-    """Return what an operation says of its body; `build_document` moves the definitions within to where they belong."""
+    """Return the part of an OpenAPI operation that describes its body; `build_document` moves the definitions to their
+    place.
+    """
     schema = kind.model_json_schema(ref_template=REFERENCE)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe_responses(answer: Schema, errors: Iterable[Schema], streams: bool = False) -> dict[int | str, Schema]:
-    """Return what an operation says of its responses: the answer, also as a stream of events, and every error."""
+    """Return the part of an OpenAPI operation that describes its responses: the answer, also as a stream of events, and
+    every error.
+    """
     kinds: list[Schema] = []
     for each in errors:
         if each not in kinds:
@@ -49,7 +53,7 @@ def describe_responses(answer: Schema, errors: Iterable[Schema], streams: bool =
     error = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     content: Schema = {"application/json": {"schema": answer}}
     if streams:
-        # Not a string: readers of the document hold each event, an object, against the schema.
+        # Not a string: readers of the document validate each event, an object, against the schema.
         content["text/event-stream"] = {"schema": {"description": "the protocol's events, one after another"}}
     found: dict[int | str, Schema] = {200: {"description": "the answer", "content": content}}
     for statuses in ("4XX", "5XX"):
@@ -59,7 +63,7 @@ def describe_responses(answer: Schema, errors: Iterable[Schema], streams: bool =
 
 
 def build_document(app: FastAPI) -> Schema:
-    """Return the OpenAPI document of an application whose bodies `describe_body` describes."""
+    """Return the OpenAPI document of an application with bodies described by `describe_body`."""
     found = app.openapi()
     shared = found.setdefault("components", {}).setdefault("schemas", {})
     for operations in found["paths"].values():

@@ -1,4 +1,4 @@
-"""Define the one error of the server, in no protocol's words; each dialect writes it in its own shape."""
+"""Define the server's only error class, independent of protocols; each dialect writes it in its own shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.files import without_own_paths
 # HTTP status by kind. The names are Anthropic's, OpenAI's are made of them in its dialect.
 ENGINE_FAILED = "the engine failed; the server's log has the reason"
 SERVER_FAILED = "the server failed; its log has the reason"
-RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
+RETRY_SECONDS = 1  # until a client refused for lack of room may retry
 STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -28,15 +28,16 @@ STATUS = {
 
 
 class ApiError(WorkbenchError):
-    """An error that a client is to see.
+    """An error for a client.
 
     Args:
         kind: one of `STATUS`.
-        message: one sentence: what, where and what would be right.
-        param: the field that is at fault, as a path.
+        message: one sentence: the fault, its place and the fix.
+        param: path of the wrong field.
         code: a word for programs.
         headers: further headers (`retry-after`).
-        detail: what no client is to see, since it may hold data of other calls; administrators find it in the trace.
+        detail: internal detail, hidden from clients, since it may hold data of other calls; administrators find it in
+            the trace.
     """
 
     def __init__(
@@ -51,3 +52,8 @@ class ApiError(WorkbenchError):
     @property
     def status(self) -> int:
         return STATUS[self.kind]
+
+
+def invalid_field(param: str, message: str) -> ApiError:
+    """Return the error for an invalid field: an ApiError invalid_request_error with its path."""
+    return ApiError("invalid_request_error", f"{param}: {message}", param)

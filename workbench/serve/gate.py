@@ -1,8 +1,8 @@
-"""Define the gate: the only door between the server and what stands before it (`workbench.gateway`).
+"""Define the gate: the only interface between the server and a gateway (`workbench.gateway`), which may refuse calls.
 
-A server without a gateway has `OpenGate`: it refuses no caller and no call. The server calls `connect` once, `identify`
-before it reads the body, `admit` before any work, hands every piece to the lease (those of a kept answer too), calls
-the lease's `settle` exactly once, however the call ended, and at its own end `close`.
+A server without a gateway has `OpenGate`, which refuses no caller and no call. The server calls `connect` once,
+`identify` before it reads the body, and `admit` before any work; it passes every piece to the lease (of cached answers
+too), calls the lease's `settle` exactly once, however the call ended, and calls `close` at its own end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from workbench.serve.watch.snapshot import Meter
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a call, for accounts: `ended` is finished, cancelled, stopped (by moderation), failed or kept."""
+    """The outcome of a call, for accounts. `ended` is finished, cancelled, stopped (by moderation), failed or kept
+    (answered from the response cache).
+    """
 
     used: Used
     ended: str = "finished"
@@ -27,13 +29,13 @@ class Outcome:
 
 
 class Lease(Protocol):
-    """The admission of one call.
+    """The admission of one call by the gate, which the server settles at the end of the call.
 
     Attributes:
-        call: the call as it is to be carried out: its model may be another, its caller is set.
-        headers: of the response: limits and what remains of them.
-        answer: pieces of a kept answer, in place of the engine's; None where the engine is to answer.
-        is_moderated: `take` may withhold text, which the call's trace then does not show either.
+        call: the call to run: its model may have changed, its caller is set.
+        headers: headers of the response: limits and their remainders.
+        answer: pieces of a cached answer, which replace the engine's; None if the engine answers.
+        is_moderated: `take` may withhold text, which the call's trace then hides too.
     """
 
     call: Call
@@ -44,78 +46,80 @@ class Lease(Protocol):
     def is_moderated(self) -> bool: ...
 
     async def take(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Return the pieces that may leave now; text is held back as far as a rule may still match.
+        """Return the pieces that may be sent now; text is held back while a rule may still match it.
 
-        An `Ended` with the reason content_filter says that the answer is to be stopped: the server then cancels it.
+        On an `Ended` with the reason content_filter, the server cancels the answer.
         """
         ...
 
     async def settle(self, outcome: Outcome) -> None:
-        """Give back what was reserved and not used, and enter the call in the accounts."""
+        """Release the unused part of the reservation, and enter the call in the accounts."""
         ...
 
 
 class ModelCatalog(Protocol):
-    """The models behind the server, as a gate may ask about them."""
+    """The models behind the server, as visible to a gate."""
 
     def names(self) -> Collection[str]:
-        """Return the names under which calls are answered."""
+        """Return the names of the served models."""
         ...
 
     def fingerprint(self, model: str, tenant: str) -> str:
-        """Return a text that differs where the same tokens may be answered differently: weights, backend, dtype.
+        """Return a text that identifies weights, backend and dtype: models that may answer the same tokens differently
+        have different texts.
 
-        Empty where the tenant's calls themselves are: by one of several variants, as it happens."""
+        Empty if several variants answer the tenant's calls."""
         ...
 
     def max_model_len(self, model: str) -> int:
-        """Return the tokens of the model's context: prompt and answer."""
+        """Return the length of the model's context in tokens: prompt and answer."""
         ...
 
     def unavailable(self, model: str) -> str:
-        """Return why the model takes no call now (overloaded, stopped); empty where it does."""
+        """Return why the model takes no call now (overloaded, stopped); empty if it does."""
         ...
 
     async def prompt_ids(self, call: Call) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of each prompt as `call.model` would read them, computed outside of the event loop.
+        """Return the ids of each prompt as read by `call.model`, computed outside of the event loop.
 
         Raises:
-            ApiError: invalid_request_error where a prompt cannot be assembled.
+            ApiError: invalid_request_error if a prompt cannot be assembled.
         """
         ...
 
     async def decode(self, model: str, ids: Sequence[int]) -> str | None:
-        """Return the text of token ids, with that of control tokens, computed outside of the event loop; None for a
-        model without a tokenizer."""
+        """Return the text of token ids, including control tokens, computed outside of the event loop; None for a model
+        without a tokenizer."""
         ...
 
 
 class Gate(Protocol):
     def connect(self, models: ModelCatalog) -> None:
-        """Learn of the models, before the first call.
+        """Receive the models, before the first call.
 
         Raises:
-            WorkbenchError: where the gate cannot stand before these models.
+            WorkbenchError: if the gate does not work with these models.
         """
         ...
 
     async def close(self) -> None:
-        """Write what is not written yet and close files and connections, after the last call was settled."""
+        """Flush, and close files and connections, after the last call was settled."""
         ...
 
     async def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return who asks, from the headers alone (`authorization`, `x-api-key`; names in lower case).
+        """Return the caller, from the headers alone (`authorization`, `x-api-key`; names in lower case).
 
         Raises:
-            ApiError: authentication_error for no key, a wrong one, or one that was revoked.
+            ApiError: authentication_error for a missing, wrong or revoked key.
         """
         ...
 
     async def renew(self, caller: Caller) -> Caller:
-        """Return a caller of an earlier request as the gate knows it now, for work that goes on without the client.
+        """Return the present rights of a caller that was identified earlier, for work that continues without the
+        client.
 
         Raises:
-            ApiError: authentication_error where the key was revoked or has expired since.
+            ApiError: authentication_error if the key was revoked or has expired since.
         """
         ...
 
@@ -128,23 +132,27 @@ class Gate(Protocol):
         ...
 
     def aliases(self) -> Collection[str]:
-        """Return names that clients may give in place of a model's; `admit` chooses the model then."""
+        """Return names that clients may give instead of a model's name; `admit` then chooses the model."""
         ...
 
     def may_use(self, caller: Caller, model: str) -> bool:
-        """Return whether a caller may use a model, as `admit` would find: what it may not use is not listed either."""
+        """Return whether a caller may use a model, consistent with `admit`. The caller does not see other models in
+        lists.
+        """
         ...
 
     def signing_key(self) -> bytes:
-        """Return the secret key that thoughts are signed with; empty for one of this process."""
+        """Return the secret key for signing thoughts; empty for a random key of this process."""
         ...
 
     def routes(self) -> Iterable[object]:
-        """Return FastAPI routers of the gate's own (usage, keys)."""
+        """Return the gate's own FastAPI routers (usage, keys)."""
         ...
 
     def meters(self) -> Iterable[Meter]:
-        """Return limits and money with what is used of them, as known in memory; called in any thread."""
+        """Return a meter for each limit and for money, with their current use, read from memory; may be called in any
+        thread.
+        """
         ...
 
 
@@ -163,7 +171,7 @@ class OpenLease:
 
 
 class OpenGate:
-    """A gate that lets all through."""
+    """A gate that admits all callers and calls."""
 
     def connect(self, models: ModelCatalog) -> None:
         pass

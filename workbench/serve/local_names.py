@@ -1,8 +1,8 @@
 """Refuse web pages that reach a server without keys through a browser on the same machine.
 
 A server on loopback trusts every request that reaches it. A page of any site can send it requests, and can read the
-answers where the site's name is made to point to this machine (DNS rebinding). A browser says where a request comes
-from, in `Origin` or `Host`: names with a dot are other machines', and no client that runs here needs one.
+answers if the site's name is made to point to this machine (DNS rebinding). A browser names the source of a request in
+`Origin` or `Host`: names with a dot belong to other machines, and local clients do not need them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workbench.serve.errors import ApiError
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server that binds to `host` is reached from its own machine alone."""
+    """Return whether a server bound to `host` can be reached only from its own machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -26,14 +26,14 @@ def check_names(headers: Mapping[str, str]) -> None:
     """Refuse a request whose `Host` or `Origin` names another site.
 
     Args:
-        headers: by name in lower case.
+        headers: headers by name in lower case.
 
     Raises:
         ApiError: permission_error.
     """
     for name in ("host", "origin"):
         if (given := headers.get(name, "")) and not _is_local(given if name == "origin" else f"//{given}", name):
-            message = f"{name}: {given[:100]!r} is another site's; ask as http://localhost, or give the server keys"
+            message = f"{name}: {given[:100]!r} belongs to another site; use http://localhost, or give the server keys"
             raise ApiError("permission_error", message, name, "foreign_name")
 
 

@@ -1,4 +1,4 @@
-"""Prepare prompts beside the event loop in a few threads, in which tenants take turns."""
+"""Prepare prompts outside of the event loop, in a few threads that serve tenants in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Result = TypeVar("Result")
 
 
 class PromptThreads:
-    """Threads for one event loop. A tenant with many prompts holds up another's by one prompt at most.
+    """Threads of one event loop that prepare prompts. A tenant with many prompts delays another tenant by one prompt at
+    most.
 
     waiting: tenant -> its prompts, oldest first; the tenant whose turn is next is the first
     """
@@ -24,12 +25,14 @@ class PromptThreads:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def run(self, tenant: str, function: Callable[[], Result]) -> Result:
-        """Return `function()`; cancelled while it waits, it is not called."""
+        """Run `function()` in a thread when it is the tenant's turn, and return its result. If this coroutine is
+        cancelled while it waits, the function does not run.
+        """
         loop = asyncio.get_running_loop()
         await self._wait_for_turn(tenant)
         running = self._pool.submit(function)
 
-        def release(_: object) -> None:  # in the thread, when it is free: also where the caller no longer waits
+        def release(_: object) -> None:  # called in the thread at its end, even if the caller has left
             with contextlib.suppress(RuntimeError):  # the loop is closed: no prompt waits
                 loop.call_soon_threadsafe(self._pass_on)
 
@@ -53,10 +56,10 @@ class PromptThreads:
             raise
 
     def _pass_on(self) -> None:
-        """Give a free thread to the next prompt, in turns of tenants."""
+        """Give a free thread to the next prompt, with tenants in turn."""
         while self._waiting:
             tenant, line = self._waiting.popitem(last=False)
-            while line and line[0].done():  # its caller has left, which takes no turn
+            while line and line[0].done():  # its caller has left: it takes no turn
                 line.popleft()
             if line:
                 line.popleft().set_result(None)

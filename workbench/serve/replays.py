@@ -19,9 +19,9 @@ from workbench.serve.watch.kept_requests import KeptCall, KeptRequests
 
 
 class Replays:
-    """The requests that a server keeps, where its settings name a folder for them, and their replays.
+    """The stored requests of a server with `replay_folder`, and their replays.
 
-    A fleet's steps are those of its replicas, which are not kept.
+    Steps of a fleet happen in its replicas and are not stored.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], settings: ServerSettings):
@@ -33,30 +33,31 @@ class Replays:
         self._turn = asyncio.Lock()
 
     def listen(self) -> list[Callable[[], None]]:
-        """Keep the models' events from now on; return functions that end it."""
+        """Store the models' events from now on; return functions that stop it."""
         return [self._models[name].thread.listen(each.record) for name, each in self._kept.items()]
 
     def enter(self, model: str, prepared: Iterable[PreparedPrompt]) -> None:
-        """Keep the requests of a call, just before they are submitted."""
+        """Store the requests of a call, just before they are submitted."""
         if model in self._kept:
             for each in prepared:
                 self._kept[model].enter(each.request)
 
     def write(self, wait: bool = True) -> None:
-        """Write what was kept to the folder (see `KeptRequests.write`); not for the event loop."""
+        """Write stored events to the folder (see `KeptRequests.write`). Do not call it in the event loop."""
         for each in self._kept.values():
             each.write(wait)
 
     async def run(self, call_id: str, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> dict[str, Any]:
-        """Run a call again on the model in memory, and return what came of it. Calls go on between its steps.
+        """Run a call again on the model in memory, between the steps of other calls, and return the comparison with its
+        first run.
 
         Raises:
-            ApiError: for a server that keeps nothing, and a call that is not kept or cannot run.
+            ApiError: for a server without stored requests, and a call that is not stored or cannot run.
         """
         if self._folder is None:
-            words = "this server keeps no requests to replay: set server.replay_folder before they are served"
+            words = "this server keeps no requests to replay: set server.replay_folder before it serves them"
             raise ApiError("invalid_request_error", words)
-        async with self._turn:  # one replay at a time has its requests in memory
+        async with self._turn:  # only one replay's requests are in memory at a time
             return await self._run(call_id, in_thread)
 
     async def _run(self, call_id: str, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answer a request of a dialect over HTTP: streamed or whole, watching whether its client is still there."""
+"""Answer a request of a dialect over HTTP, streamed or whole, and cancel it when its client disconnects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from starlette.responses import Response
 
 from workbench.serve.answers.pieces import num_values
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps
 from workbench.serve.service import as_api_error
 
 if TYPE_CHECKING:
@@ -32,31 +32,31 @@ EVENT_STREAM = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-MAX_ON_LOOP = 2_000  # values of an answer that are written in the event loop: a few milliseconds
+MAX_ON_LOOP = 2_000  # maximum values of an answer written in the event loop: a few milliseconds
 IGNORED_HEADER, MAX_HEADER = "x-workbench-ignored", 1000
-CLIENT_CLOSED = 499  # nginx's: of an answer that no client will read
+CLIENT_CLOSED = 499  # nginx's status for a client that has disconnected
 
 
 def json_response(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), status, {"content-type": JSON, **(headers or {})})
+    return Response(dumps(value), status, {"content-type": JSON, **(headers or {})})
 
 
 def error_response(error: ApiError, dialect: Dialect, request_id: str = "") -> Response:
     """Return an error in the dialect's shape."""
-    request_id = request_id or f"req_{secrets.token_hex(12)}"  # of a request that became no call
+    request_id = request_id or f"req_{secrets.token_hex(12)}"  # for a request that became no call
     status, body = dialect.error(error, request_id)
     headers = {"x-request-id": request_id, dialect.request_id_header: request_id}
     return json_response(status, body, {**headers, **error.headers})
 
 
 async def answer(service: Service, request: Request, dialect: Dialect) -> Response:
-    """Answer a request of a dialect's own route."""
+    """Return the HTTP response to a request of a dialect's main route."""
     request_id = ""
     try:
         call = await service.read(request, dialect)
         request_id = call.id
         run = service.arrive(call)
-    except Exception as error:  # of any kind: the client sees it in its protocol
+    except Exception as error:  # any error: the client sees it in its protocol
         return error_response(as_api_error(error), dialect, request_id)
     watch = asyncio.create_task(_watch(request, run))
     handed_over = False
@@ -91,20 +91,20 @@ async def answer(service: Service, request: Request, dialect: Dialect) -> Respon
 
 async def _whole_answer(service: Service, call: Call, dialect: Dialect, pieces: list[Piece]) -> bytes:
     model = service.model_of(call.model)
-    # Vectors, and the tokens of a long text, are always too many for the event loop.
+    # Vectors, and tokens of a long text, have too many values for the event loop.
     size = num_values(pieces) if call.purpose == "answer" else MAX_ON_LOOP + 1
-    return await _written(service, call, lambda: orjson.dumps(dialect.answer(call, model, pieces)), size)
+    return await _written(service, call, lambda: dumps(dialect.answer(call, model, pieces)), size)
 
 
 async def _written(service: Service, call: Call, write: Callable[[], bytes], size: int) -> bytes:
-    """Return `write()`, which writes `size` values: many of them beside the event loop, where other streams go on."""
+    """Return `write()`, which writes `size` values: in a thread if they are many, so that other streams continue."""
     return write() if size <= MAX_ON_LOOP else await service.in_thread(write, call.caller.tenant)
 
 
 async def _first_pieces(run: CallRun, seconds: float) -> list[Piece]:
-    """Return what comes first, up to the first token: what goes wrong until then has a status of its own.
+    """Return the first pieces, up to the first token: errors until then get their own status code.
 
-    After `seconds` of silence it is what there is, and the stream begins with a comment.
+    After `seconds` of silence return the pieces so far; the stream then begins with a comment.
     """
     pieces: list[Piece] = []
     began = time.perf_counter()
@@ -117,7 +117,7 @@ async def _first_pieces(run: CallRun, seconds: float) -> list[Piece]:
 
 
 async def _watch(request: Request, run: CallRun) -> None:
-    """End the run when the client is gone. The body was read: what comes now is the disconnect."""
+    """End the run when the client disconnects. The body was read, so the next message is the disconnect."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -132,15 +132,15 @@ def headers_of(run: CallRun, dialect: Dialect) -> dict[str, str]:
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """Return the header that lists fields without effect, as far as a header can; names are the client's own."""
+    """Return the response header that lists ignored fields, as many as fit; their names come from the client."""
     listed = ", ".join(re.sub(r"[^!-+\--~]+", "_", each) for each in names)
     return {IGNORED_HEADER: listed[:MAX_HEADER]} if listed else {}
 
 
 class AnswerStream(Response):
-    """A streamed answer: ready bytes as they come, a comment in long silence, an event and an end for an error.
+    """A streamed answer: bytes as they come, a comment during long silence, and a final event for an error.
 
-    A client that reads slowly holds back its own stream alone: sending waits for it, and the engine does not.
+    A slow client delays only its own stream: sending waits for the client, the engine does not.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class AnswerStream(Response):
                     await self._send(send, body)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # of any kind: the stream ends with an event that says so
+        except Exception as error:  # any error: the stream ends with an error event
             run.fail(failure := as_api_error(error))
             await self._send(send, self._dialect.error_event(failure, run.call.id))
 

@@ -1,10 +1,10 @@
-"""Hold a model behind a server: its runner's thread, and how calls become requests that it can run."""
+"""Hold a model behind a server: its runner's thread, and the conversion of calls to requests."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from workbench.cluster.cluster import Cluster
 from workbench.cluster.replica import PageCounts, fingerprint_of, tokens_in_cache
 from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, nearest
 from workbench.kv_cache.settings import RadixPrefixCache
 from workbench.model.hf.generation import GENERATION_FILE
 from workbench.prompt.answers import AnswerFormat
@@ -42,12 +42,12 @@ class PreparedPrompt:
     """One prompt of a call, ready to be submitted.
 
     Args:
-        request: what the engine is given.
-        format: the control tokens of the answer; None where its text is shown as it is.
+        request: the request for the engine.
+        format: the control tokens of the answer; None if its text is shown unchanged.
         in_thought: the prompt ends within a thought that the template began.
         prompt: the assembled conversation, by segment.
-        conversation: what the client sent, with answers as they were generated.
-        breakpoints: of the call, with their places in this prompt.
+        conversation: the client's conversation, with answers as generated.
+        breakpoints: the call's breakpoints, with their positions in this prompt.
     """
 
     request: Request
@@ -59,15 +59,14 @@ class PreparedPrompt:
 
 
 class ServedModel:
-    """A model under a name. `runner` stays usable in cells: all work for it goes through its thread. It may be a
-    cluster, whose front is such a thread.
+    """A model served under a name. `runner` stays usable in cells: all its work goes through its thread. It may also be
+    a cluster, whose front then takes the place of the thread.
 
-    `default_max_tokens` is of an answer whose call names none; what the context has left unless given.
+    `default_max_tokens` applies to calls without max_tokens; default: the rest of the context.
     """
 
     def __init__(self, name: str, runner: Runner | Cluster, default_max_tokens: int | None = None):
         self.name, self.runner, self.created = name, runner, int(time.time())
-        self.thread: RunnerThread | Cluster = runner if isinstance(runner, Cluster) else RunnerThread.attach(runner)
         self.tokenizer = runner.tokenizer
         self._default_max_tokens = default_max_tokens
         self._looked_at: tuple[ChatTemplate | None, CallFormat | None] | None = None
@@ -75,29 +74,38 @@ class ServedModel:
             listed = ", ".join(f"{key} {value:g}" for key, value in defaults.items())
             LOG.warning("model %s: sampled by %s where a request does not say: %s", name, GENERATION_FILE, listed)
         try:
-            template = self.runner.chat_template  # a file that cannot be read is said now, not to a client
+            template = self.runner.chat_template  # report an unreadable file now, not to a client
             if self.tokenizer is not None and template is not None and template.gaps().tools:
                 LOG.warning("model %s: %s", name, NOTE)
         except WorkbenchError as error:
             LOG.warning("model %s: no chats: %s", name, error)
 
+    @cached_property
+    def thread(self) -> RunnerThread | Cluster:
+        """Return the thread for all further work of the runner; for a cluster, its front."""
+        return self.runner if isinstance(self.runner, Cluster) else RunnerThread.attach(self.runner)
+
     @property
     def max_model_len(self) -> int:
-        """Return the most tokens of a prompt and its answer; a cluster's may change with its variants."""
+        """Return the maximum number of tokens of a prompt and its answer together; for a cluster it may change with its
+        variants.
+        """
         return self.runner.model.spec.max_position_embeddings
 
     @property
     def answer_tokens(self) -> int:
-        """Return the most tokens of an answer whose call names no limit."""
+        """Return the maximum number of tokens of an answer to a call without max_tokens."""
         return self._default_max_tokens or self.max_model_len
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that differs where the same tokens may be answered differently: weights and settings."""
+        """Return a text that identifies weights and settings: models that may answer the same tokens differently have
+        different texts.
+        """
         return self.runner.fingerprint if isinstance(self.runner, Cluster) else self._engine_fingerprint
 
     def fingerprint_of(self, tenant: str) -> str:
-        """Return the fingerprint of a tenant's answers; empty where a cluster gives them by several variants."""
+        """Return the fingerprint of a tenant's answers; empty if several variants of a cluster give them."""
         return self.runner.fingerprint_of(tenant) if isinstance(self.runner, Cluster) else self._engine_fingerprint
 
     @cached_property
@@ -107,40 +115,42 @@ class ServedModel:
 
     @property
     def fleet(self) -> Cluster | None:
-        """Return the cluster that serves it; None where one engine does."""
+        """Return the cluster that serves the model; None for a single engine."""
         return self.runner if isinstance(self.runner, Cluster) else None
 
     @property
     def pages(self) -> PageCounts:
-        """Return the pages of its caches."""
+        """Return the numbers of pages of the model's caches that are in use, idle and free."""
         return self.runner.pages if isinstance(self.runner, Cluster) else PageCounts.of_runner(self.runner)
 
     @property
     def cache_tokens(self) -> int:
-        """Return how many tokens its cache has room for; of a cluster, that of the smallest replica."""
+        """Return the size of the model's cache in tokens; for a cluster, the size at the smallest replica."""
         return self.runner.cache_tokens if isinstance(self.runner, Cluster) else tokens_in_cache(self.runner)
 
     @property
     def num_requests(self) -> tuple[int, int]:
-        """Return the requests that run, and those that wait to be scheduled; of a cluster, to be sent to a replica."""
+        """Return (number of running requests, number of waiting requests); in a cluster, waiting requests are not sent
+        to a replica yet.
+        """
         if isinstance(self.runner, Cluster):
             return self.runner.num_requests()
         return len(self.runner.scheduler.running), len(self.runner.scheduler.waiting)
 
     @property
     def page_size(self) -> int | None:
-        """Return the tokens of a page, in which prefixes are cached; None without a prefix cache."""
+        """Return the page size of the prefix cache in tokens; None without a prefix cache."""
         cache = self.runner.config.cache
         return cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
 
     @property
     def seconds_per_prefill_token(self) -> float:
-        """Return what a token of a prompt takes; 0 while none is measured, and of a cluster, whose replicas differ."""
+        """Return the measured seconds per prompt token; 0 if not measured, and for clusters, where replicas differ."""
         return self.runner.scheduler.seconds_per_prefill_token if isinstance(self.runner, Runner) else 0.0
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """Return the template of chats; None where there is none that can be read."""
+        """Return the chat template; None if the model has no readable template."""
         try:
             return self.runner.chat_template
         except WorkbenchError:
@@ -158,15 +168,16 @@ class ServedModel:
     def answer_format(
         self, template: str | None = None, tools: Sequence[Tool] = (), choice: str = "auto"
     ) -> AnswerFormat:
-        """Return the parts of the model's answers, where it is shown these tools (AssertionError without a chat
-        template)."""
+        """Return the format of the model's answers when `tools` are in its prompt (AssertionError without a chat
+        template).
+        """
         assert self.tokenizer is not None and (found := self.chat_template) is not None
         name = found.choose(template, bool(tools))
         callable_tools = tools_of_choice(choice, tools)
         return AnswerFormat.from_template(found, self.tokenizer, name, callable_tools)
 
     def with_sampling_defaults(self, call: Call) -> Call:
-        """Return a call whose answer is sampled as the model's makers recommend, where its client does not say."""
+        """Return the call with the sampling parameters recommended by the model's makers, where the client set none."""
         given, defaults = call.sampling.model_fields_set, self.runner.sampling_defaults
         left = {name: value for name, value in defaults.items() if name not in given}
         if not left or call.purpose != "answer":
@@ -175,14 +186,14 @@ class ServedModel:
         return replace(call, sampling=call.sampling.model_copy(update=left))
 
     def prepare(self, call: Call, turns: GeneratedTurns | None = None) -> list[PreparedPrompt]:
-        """Return a call's prompts as the engine reads them. It takes long for long prompts: not for the event loop.
+        """Return a call's prompts as read by the engine. Do not call it in the event loop: long prompts take long.
 
         Args:
             call: the call.
-            turns: answers as they were generated, which stand in for their texts.
+            turns: answers as generated, which replace their texts.
 
         Raises:
-            ApiError: invalid_request_error for what cannot run.
+            ApiError: invalid_request_error for a call that cannot run.
         """
         call = self.with_sampling_defaults(call)
         try:
@@ -253,20 +264,20 @@ class ServedModel:
             call.notes["left_to_the_check_of_arguments"] = left
 
     def _grammar(self, call: Call, conversation: Conversation, format: AnswerFormat) -> ResponseFormat | None:
-        """Return the grammar of an answer that may have calls; None where it is free."""
+        """Return the grammar of an answer that may have tool calls; None for an unconstrained answer."""
         assert self.tokenizer is not None
         wanted = call.sampling.response_format
         is_free = call.tool_choice == "auto" and call.parallel_tool_calls and wanted is None
         if is_free and self.tokenizer.byte_rule is None:
-            return None  # no grammar can be compiled for this tokenizer; calls are parsed as they come
+            return None  # grammars do not support this tokenizer: calls are parsed as they come
         calls = self._call_format(conversation.template) if conversation.tools else None
         if calls is None and call.tool_choice not in ("auto", "none"):
-            raise WorkbenchError(f"tool_choice: how {self.name!r} writes a call is not known; use auto")
+            raise WorkbenchError(f"tool_choice: the call format of {self.name!r} is unknown; use auto")
         return answer_grammar(conversation.tools, call.tool_choice, call.parallel_tool_calls, calls, wanted)
 
     def _call_format(self, template: str | None) -> CallFormat | None:
-        """Return how calls are written; how the model's own template does is looked at once (a cluster may replace
-        it)."""
+        """Return the format of tool calls; the format of the model's own template is cached (a cluster may replace the
+        template)."""
         found = self.runner.chat_template
         if template is not None or self._looked_at is None or self._looked_at[0] is not found:
             calls = CallFormat.from_model(self.runner, self.answer_format(template, (PROBE,)), template)
@@ -276,13 +287,13 @@ class ServedModel:
         return self._looked_at[1]
 
     def prompt_ids(self, call: Call, turns: GeneratedTurns | None = None, begins: bool = True) -> list[tuple[int, ...]]:
-        """Return the ids of a call's prompts, of texts also where they do not fit the model.
+        """Return the ids of a call's prompts, including texts too long for the model.
 
-        The whole name of a control token is that token: tools ask for the ids of ends in this way. Within a longer text
-        it stays text. `begins`: the begin token is put before a text.
+        A text that is the name of a control token becomes that token: tools request ids of end tokens this way. Within
+        a longer text it stays text. `begins`: the begin token is put before a text.
 
         Raises:
-            WorkbenchError: for what cannot be encoded.
+            WorkbenchError: for a prompt that cannot be encoded.
         """
         if any(isinstance(each, Conversation) for each in call.prompts):
             return [each.request.prompt_ids for each in self.prepare(call, turns)]
@@ -295,7 +306,7 @@ class ServedModel:
         return found
 
     def decode(self, ids: PromptInput) -> str:
-        """Return the text of ids, control tokens written out (WorkbenchError for what is no id of the vocabulary)."""
+        """Return the text of ids, with control tokens written out (WorkbenchError for an id outside the vocabulary)."""
         assert isinstance(ids, tuple)
         return self._known_tokenizer().decode(ids, special=True)
 
@@ -310,7 +321,7 @@ class ServedModel:
         return self.tokenizer
 
     def _check_characters(self, call: Call, text: str) -> None:
-        """Refuse a text that has too many characters to fit, before it is encoded (ApiError)."""
+        """Refuse a text with too many characters to fit, before encoding it (ApiError)."""
         if self.tokenizer is not None and self.runner.config.schedule.overflow == "refuse":
             least = len(text) // self.tokenizer.max_token_characters
             if least >= self.max_model_len:
@@ -342,8 +353,16 @@ class ServedModel:
         return ApiError("invalid_request_error", words, param, CONTEXT_EXCEEDED)
 
 
+def not_served(name: object, known: Collection[str]) -> ApiError:
+    """Return the error of a call for a model that is not in `known`."""
+    hint = nearest(name[:200], known) if isinstance(name, str) else ""
+    hint = hint or f"; served: {', '.join(known)}"
+    words = f"model: {str(name)[:200]!r} is not served here{hint}"
+    return ApiError("not_found_error", words, "model", "model_not_found")
+
+
 def _with_model_tokens(thinking: Thinking | None, format: AnswerFormat, model: ServedModel) -> Thinking | None:
-    """Return the settings of a thought with the model's own control tokens; None for a model that has none."""
+    """Return the thinking settings with the model's own control tokens; None for a model without such tokens."""
     if thinking is None or format.thought is None:
         return None
     assert model.tokenizer is not None

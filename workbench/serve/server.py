@@ -1,4 +1,4 @@
-"""Run a server: in a thread beside a notebook's cells, or as the main work of a process."""
+"""Run a server in a thread next to a notebook's cells, or as the main work of a process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI
+from workbench.errors import WorkbenchError, installed_by
+
+with installed_by("serve", "a server"):
+    import httptools  # noqa: F401 (connections need it)
+    import prometheus_client  # noqa: F401 (metrics need it)
+    import uvicorn
+    from fastapi import FastAPI
 
 from workbench.cluster.cluster import Cluster
 from workbench.display import Displayable, Table
 from workbench.engine.runner import Runner
-from workbench.errors import WorkbenchError
 from workbench.serve.app import build_app
 from workbench.serve.config import ServerSettings
 from workbench.serve.connections import BoundedConnection
@@ -26,12 +30,12 @@ from workbench.serve.served_model import ServedModel
 from workbench.serve.service import Service
 from workbench.serve.watch.serving_log import ServingLog
 
-TICKS_A_SECOND = 10  # of uvicorn
-END_SECONDS = 5.0  # for streams to write their last event, after the time to drain
+TICKS_A_SECOND = 10  # ticks of uvicorn's main loop
+END_SECONDS = 5.0  # time for streams to write their last event, after draining
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn, with bounded connections, and streams that end by an event when the time to drain is over."""
+    """uvicorn with bounded connections, and with a final event for streams at the end of draining."""
 
     def __init__(self, config: uvicorn.Config, service: Service):
         super().__init__(config)
@@ -52,7 +56,7 @@ class _HttpServer(uvicorn.Server):
 
 
 class Server(Displayable):
-    """A server in a thread of its own; see `serve`. `stop()` ends it, and so does leaving a `with` block.
+    """A server in its own thread; see `serve`. `stop()` ends it, and so does leaving a `with` block.
 
     Attributes:
         url: the address, without a path.
@@ -71,7 +75,7 @@ class Server(Displayable):
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
     def start(self) -> Server:
-        """Begin to answer; return when the first request can come."""
+        """Start the server; return when it accepts requests."""
         self._thread.start()
         self._begun.wait()
         if not self._http.started:
@@ -79,13 +83,13 @@ class Server(Displayable):
         return self
 
     def run(self) -> None:
-        """Answer in this thread until SIGTERM or SIGINT: streams end first, for `drain_seconds` at most."""
+        """Serve in this thread until SIGTERM or SIGINT; streams may then finish within `drain_seconds`."""
         self._http.run(sockets=[self._socket])
 
     def stop(self, seconds: float | None = None) -> None:
-        """Stop: take no more calls, let streams end for `seconds` (`drain_seconds` unless given), and return then.
+        """Stop: refuse new calls, let streams finish within `seconds` (default: `drain_seconds`), then return.
 
-        The runners stay as they are. Does nothing the second time.
+        The runners stay unchanged. A second call does nothing.
         """
         if seconds is not None:
             self.service.settings = self.settings.model_copy(update={"drain_seconds": max(seconds, 1e-3)})
@@ -96,7 +100,7 @@ class Server(Displayable):
 
     @property
     def log(self) -> ServingLog:
-        """Return the log of what the server does; `log.snapshot()` is that of now."""
+        """Return the log of the server's work; `log.snapshot()` is its current state."""
         return self.service.log
 
     @property
@@ -145,21 +149,21 @@ def serve(
     settings: ServerSettings | None = None,
     **options: Any,
 ) -> Server:
-    """Serve a runner over HTTP, in a thread: OpenAI's and Anthropic's protocols. It stays usable in cells meanwhile.
+    """Serve a runner over HTTP, in a thread: OpenAI's and Anthropic's protocols. The runner stays usable in cells.
 
         server = workbench.serve(runner)
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
 
     Args:
-        runner: the model, or several by the name that clients give. A cluster is served by all its replicas.
+        runner: the model, or several models by the name that clients give. A cluster serves with all its replicas.
         port: 0 takes any free port.
-        host: loopback alone unless another address is given.
-        gate: what stands before the server (keys, limits, accounts; see `workbench.gateway`); none unless given.
-        settings: bounds and times; `options` are single ones of them.
+        host: address to listen on; default: loopback only.
+        gate: gateway in front of the server (keys, limits, accounts; see `workbench.gateway`); default: none.
+        settings: bounds and times; `options` override single settings.
         options: settings of `ServerSettings`, by name.
 
     Raises:
-        WorkbenchError: for an option that is unknown, and an address that is taken.
+        WorkbenchError: for an unknown option, or an address in use.
     """
     values = (settings or ServerSettings()).model_dump() | {"host": host, "port": port} | options
     checked = parse_server_settings(values)
@@ -171,7 +175,7 @@ def serve(
 
 
 def parse_server_settings(values: Mapping[str, Any]) -> ServerSettings:
-    """Return server settings from plain values (WorkbenchError with the path of what is wrong)."""
+    """Return server settings from plain values (WorkbenchError with the path of a wrong value)."""
     from pydantic import ValidationError
 
     from workbench.errors import explain
@@ -183,7 +187,7 @@ def parse_server_settings(values: Mapping[str, Any]) -> ServerSettings:
 
 
 def served_name_of(runner: Runner | Cluster) -> str:
-    """Return the name under which a runner's model is served unless one is given: that of its folder or file."""
+    """Return the default name of a served model: the name of its folder or file."""
     name = runner.config.model.name if runner.is_from_config else runner.model.spec.name
     return Path(name).name.removesuffix(".gguf") if "/" in name or "\\" in name else name
 

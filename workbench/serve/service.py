@@ -1,4 +1,4 @@
-"""Answer calls: find the model, ask the gate, carry the call out, keep its trace. No HTTP but requests' headers."""
+"""Answer calls: find the model, ask the gate, run the call, keep its trace. Of HTTP it knows only requests' headers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from workbench.constrained.grammar_trial import GrammarTrial, TrialUnavailable
-from workbench.errors import WorkbenchError, describe_error, nearest
+from workbench.errors import WorkbenchError, describe_error
 from workbench.response_format import ResponseFormat
 from workbench.serve.answers.engine_stream import EngineStream, StepBridge
 from workbench.serve.answers.pieces import Piece
 from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
 from workbench.serve.answers.task_stream import TaskStream
-from workbench.serve.bodies.fields import invalid, read_body
+from workbench.serve.bodies.fields import invalid
 from workbench.serve.bodies.json_body import parse_json_object, read_bytes
 from workbench.serve.call import Call, Caller
 from workbench.serve.call_run import CallRun, CallStream
 from workbench.serve.config import ServerSettings
-from workbench.serve.dialect import Dialect
+from workbench.serve.dialect import Dialect, read_call
 from workbench.serve.errors import RETRY_SECONDS, SERVER_FAILED, ApiError
 from workbench.serve.gate import Gate, Lease
 from workbench.serve.local_names import check_names, is_loopback
 from workbench.serve.memory.call_memory import CallMemory
 from workbench.serve.prompt_threads import PromptThreads
 from workbench.serve.replays import Replays
-from workbench.serve.served_model import PreparedPrompt, ServedModel
+from workbench.serve.served_model import PreparedPrompt, ServedModel, not_served
 from workbench.serve.watch.metrics import Metrics
 from workbench.serve.watch.serving_log import ServingLog
 from workbench.serve.watch.snapshot import PageUse
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TICK_SECONDS = 0.5
-MAX_BYTES_ON_LOOP = 1 << 16  # of a body that is parsed in the event loop: a few milliseconds
-SETTLE_SECONDS = 5.0  # for the engine to let go of its calls when the server ends
+MAX_BYTES_ON_LOOP = 1 << 16  # maximum body parsed in the event loop: a few milliseconds
+SETTLE_SECONDS = 5.0  # time for the engine to end its calls when the server ends
 
 
 class Service:
-    """The models behind a gate, and the calls under way. It belongs to one event loop."""
+    """The calls of one server: the models behind its gate, and the running calls. It belongs to one event loop."""
 
     def __init__(
         self, models: Mapping[str, ServedModel], gate: Gate, dialects: Mapping[str, Dialect], settings: ServerSettings
@@ -76,7 +76,7 @@ class Service:
         gate.connect(self)
 
     async def open(self) -> None:
-        """Begin, in the event loop that serves."""
+        """Start the service in the current event loop, which serves."""
         loop = asyncio.get_running_loop()
         self._embedding_turns = {name: asyncio.Lock() for name in self.models}
         self._bridges = {name: StepBridge(loop, model.thread) for name, model in self.models.items()}
@@ -86,9 +86,9 @@ class Service:
         threading.Thread(target=self._trial.start, name="grammar trial", daemon=True).start()
 
     async def close(self) -> None:
-        """Cancel what still runs, settle it, and let go of everything but the runners.
+        """Cancel and settle running calls, and release everything but the runners.
 
-        An engine that does not answer is waited for `SETTLE_SECONDS`.
+        The wait for a stuck engine ends after `SETTLE_SECONDS`.
         """
         runs = list(self.runs)
         for run in runs:
@@ -107,11 +107,11 @@ class Service:
         await self.gate.close()
 
     async def wait_for(self, ending: Collection[asyncio.Task[Any]], background_only: bool = False) -> None:
-        """Wait for tasks that end with their calls, after `SETTLE_SECONDS` without the engine, which may be stuck.
+        """Wait for tasks that end with their calls; after `SETTLE_SECONDS` abandon the engine, which may be stuck.
 
         Args:
             ending: the tasks.
-            background_only: their calls are those of batches; the calls of clients go on.
+            background_only: only abandon calls of batches; calls of clients continue.
         """
         if not ending:
             return
@@ -123,15 +123,15 @@ class Service:
 
     @property
     def runs(self) -> Collection[CallRun]:
-        """Return the calls that have arrived and are not settled."""
+        """Return the calls that have arrived but are not settled."""
         return self._runs.values()
 
     def end_all(self) -> None:
-        """End every call with an error that its client sees: the time to drain is over."""
+        """End every call with an error for its client, because the drain time is over."""
         for run in list(self.runs):
             run.fail(ApiError("unavailable_error", "the server is shutting down; ask again", code="shutting_down"))
 
-    # What a gate may ask (gate.ModelCatalog).
+    # Queries of a gate (gate.ModelCatalog).
 
     def names(self) -> Collection[str]:
         return self.models.keys()
@@ -143,19 +143,19 @@ class Service:
         return self.models[model].max_model_len
 
     def unavailable(self, model: str) -> str:
-        """Return why a call that has arrived, and is counted, cannot run on a model now; empty where it can."""
+        """Return why a call that has arrived, and already counts, cannot run on a model now; empty if it can."""
         return self._closed() or self.stuck(model)
 
     def _closed(self) -> str:
-        """Return why the server takes no call now, whatever its model; the one that has arrived is counted."""
+        """Return why the server takes no call of any model now; the arrived call is counted already."""
         if self.is_draining:
             return "the server is shutting down"
         if self._is_full():
-            return f"{self.num_waiting - 1} calls wait for their first token, and no more may"
+            return f"{self.num_waiting - 1} calls wait for their first token, which is the limit"
         return ""
 
     def stuck(self, model: str) -> str:
-        """Return why the engine of a model is given up for now: a step that does not end; empty while it works."""
+        """Return why the engine of a model counts as stuck: a step has not ended for too long. Empty while it works."""
         limit, known = self.settings.step_seconds, self.models.get(model)
         busy = 0.0 if known is None else known.thread.busy_seconds()
         return f"a step of the engine has not ended for {busy:.0f} s" if limit is not None and busy > limit else ""
@@ -165,7 +165,7 @@ class Service:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of calls whose clients wait for a first token; those of batches have no client."""
+        """Return the number of calls with a client that waits for a first token; batch calls have no client."""
         return sum(not (each.has_first_token or each.has_ended or each.call.background) for each in self.runs)
 
     async def prompt_ids(self, call: Call) -> tuple[tuple[int, ...], ...]:
@@ -178,7 +178,7 @@ class Service:
     # From a request to a call.
 
     async def identify(self, request: Request) -> Caller:
-        """Return the caller of a request; the gate is asked once."""
+        """Return the caller of a request; the gate is asked once per request."""
         if not hasattr(request.state, "caller"):
             headers = {name.lower(): value for name, value in request.headers.items()}
             caller = await self.gate.identify(headers)
@@ -188,7 +188,9 @@ class Service:
         return request.state.caller
 
     async def read(self, request: Request, dialect: Dialect) -> Call:
-        """Return the validated call of a request, with its caller; not admitted yet (ApiError)."""
+        """Return the validated call of a request, with its caller. The gate has not admitted it yet. ApiError for an
+        invalid request.
+        """
         caller = await self.identify(request)
         body = await read_bytes(request, self.settings.max_body_bytes, self.settings.body_seconds)
 
@@ -198,28 +200,26 @@ class Service:
         return parse() if len(body) <= MAX_BYTES_ON_LOOP else await self.in_thread(parse, caller.tenant)
 
     def parse(self, given: Mapping[str, Any], dialect: Dialect, caller: Caller) -> Call:
-        """Return the call of a body, which may be a line of a batch; not admitted yet (ApiError)."""
-        body, ignored = read_body(dialect.body, given, self.settings.refuses_unknown)
+        """Return the call of a body or batch line. The gate has not admitted it yet. ApiError for an invalid body."""
         name = given.get("model")
-        alias = name if isinstance(name, str) and name not in self.models and name in self.gate.aliases() else ""
-        if alias or (name is None and not dialect.body.model_fields["model"].is_required()):
-            model = self.model_for(caller)
-        else:
-            model = self.model_of(name, self.models_of(caller))
-        try:
-            call = dialect.parse(body, model, ignored, caller)
-        except (WorkbenchError, ValidationError) as error:
-            raise invalid(error) from None
-        call = call if alias else model.with_sampling_defaults(call)  # a router chooses the model later
-        if call.purpose == "answer" and call.num_choices > self.settings.max_choices:
-            words = f"n: {call.num_choices} answers (prompts times n); {self.settings.max_choices} are allowed"
-            raise ApiError("invalid_request_error", words, "n")
-        return replace(call, caller=caller, model=alias or call.model)
+        alias = isinstance(name, str) and name not in self.models and name in self.gate.aliases()
+
+        def find_model() -> ServedModel:
+            if alias or (name is None and not dialect.body.model_fields["model"].is_required()):
+                return self.model_for(caller)
+            return self.model_of(name, self.models_of(caller))
+
+        call = read_call(dialect, given, find_model, self.settings, caller)
+        if alias:  # a router chooses the model later
+            return replace(call, model=name)
+        return self.model_of(call.model).with_sampling_defaults(call)
 
     def model_of(self, name: object, named: Collection[str] | None = None) -> ServedModel:
-        """Return the model of this name; the error names those in `named`, all unless given (ApiError)."""
+        """Return the model of this name; if there is none, raise an ApiError that lists the models in `named` (default:
+        all).
+        """
         if not isinstance(name, str) or name not in self.models:
-            raise _not_served(name, self.models if named is None else named)
+            raise not_served(name, self.models if named is None else named)
         return self.models[name]
 
     def models_of(self, caller: Caller) -> dict[str, ServedModel]:
@@ -227,19 +227,22 @@ class Service:
         return {name: model for name, model in self.models.items() if self.gate.may_use(caller, name)}
 
     def model_for(self, caller: Caller, name: str | None = None) -> ServedModel:
-        """Return a model that the caller may use, the first such one for no name (ApiError)."""
+        """Return the model `name`, or without a name the first model that the caller may use; ApiError if the caller
+        may use none.
+        """
         permitted = self.models_of(caller)
         found = next(iter(permitted), None) if name is None else name
         if found not in permitted:
-            raise _not_served(found, permitted)
+            raise not_served(found, permitted)
         return permitted[found]
 
     # From a call to its pieces.
 
     def arrive(self, call: Call) -> CallRun:
-        """Return the run of a call, which counts from now on: it is to be admitted, started and settled (ApiError).
+        """Return the run of a call, which counts as arrived from now on; the caller must admit, start and settle the
+        run. ApiError if the server takes no calls now.
 
-        Whether its engine is stuck is asked after admission, since the gate may choose another model.
+        A stuck engine is checked after admission, since the gate may choose another model.
         """
         run = CallRun(call, self._admit, self._open, self._settled)
         self._runs[call.id] = run
@@ -253,7 +256,9 @@ class Service:
         return ApiError(kind, f"{why}; ask again later", headers={"retry-after": str(RETRY_SECONDS)})
 
     async def begin(self, call: Call) -> CallRun:
-        """Admit a call and return its run, which is to be started and settled (ApiError)."""
+        """Admit a call and return its run; the caller must start and settle the run. ApiError if the call is
+        refused.
+        """
         run = self.arrive(call)
         try:
             await run.admit()
@@ -271,11 +276,15 @@ class Service:
         return lease
 
     async def run(self, call: Call) -> list[Piece]:
-        """Return all pieces of a call that no client waits for; cancelled, it cancels the call (ApiError)."""
+        """Run a call without a waiting client; return all its pieces. Cancelling this coroutine cancels the call.
+        ApiError if the call is refused or fails.
+        """
         return await self.complete(await self.begin(call))
 
     async def complete(self, run: CallRun) -> list[Piece]:
-        """Start an admitted run, return its pieces and settle it; cancelled, it cancels the call (ApiError)."""
+        """Start an admitted run, return its pieces and settle it. Cancelling this coroutine cancels the call. ApiError
+        if the call fails.
+        """
         try:
             await run.start()
             pieces: list[Piece] = []
@@ -307,7 +316,7 @@ class Service:
         return EngineStream(call, model, prepared, bridge, trace.keep, settings.max_buffered_pieces, self.memory)
 
     async def _prepare(self, call: Call) -> list[PreparedPrompt]:
-        """Return a call's prompts, which the gate may have asked for before; not of one that has ended meanwhile."""
+        """Return a call's prompts, reusing prompts prepared for the gate (ApiError if the call has ended meanwhile)."""
         run = self._runs.get(call.id)
         known = None if run is None else run.prepared
         if known is None or not _has_prompts_of(known[0], call):
@@ -328,8 +337,8 @@ class Service:
         ]
 
     async def _try_grammar(self, call: Call, wanted: ResponseFormat | None) -> None:
-        """Refuse a grammar, before it reaches the engine, that a child process does not survive (ApiError)."""
-        if wanted is None or call.model not in self._trial.vocabularies:  # the engine refuses it without a vocabulary
+        """Compile a grammar in a child process first, and refuse it if the process does not survive (ApiError)."""
+        if wanted is None or call.model not in self._trial.vocabularies:  # without a vocabulary the engine refuses it
             return
         check = partial(self._trial.check, call.model, wanted)
         try:
@@ -347,7 +356,7 @@ class Service:
         return PageUse(*(sum(each) for each in zip(*counts, strict=True)))
 
     async def in_thread(self, function: Callable[[], Result], tenant: str = "") -> Result:
-        """Return `function()`, computed beside the event loop when it is the tenant's turn."""
+        """Run `function()` outside of the event loop, when it is the tenant's turn, and return its result."""
         return await self._threads.run(tenant, function)
 
     def _settled(self, run: CallRun) -> None:
@@ -358,7 +367,7 @@ class Service:
             self._spans.export(run.trace)
 
     async def _tick(self) -> None:
-        """Wake silent streams for a ping, and end the calls of an engine whose step does not end."""
+        """Wake silent streams for a ping, and end the calls of a stuck engine."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.perf_counter()
@@ -366,35 +375,28 @@ class Service:
             if self.settings.replay_folder is not None:
                 self.spawn(self.in_thread(lambda: self.replays.write(wait=False)))
             for run in list(self.runs):
-                if run.lease is not None and (why := self.stuck(run.call.model)):  # else the gate may choose another
+                if run.lease is not None and (why := self.stuck(run.call.model)):  # before, the gate may change it
                     run.fail(ApiError("unavailable_error", f"{why}; ask again later"))
                     run.abandon()
                 elif now - run.silent_since > self.settings.ping_seconds:
                     run.wake()
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
-        """Run a coroutine to its end, also where the request that began it ends."""
+        """Run a coroutine to its end, even if the request that started it ends."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
 
-def _not_served(name: object, known: Collection[str]) -> ApiError:
-    hint = nearest(name[:200], known) if isinstance(name, str) else ""
-    hint = hint or f"; served: {', '.join(known)}"
-    words = f"model: {str(name)[:200]!r} is not served here{hint}"
-    return ApiError("not_found_error", words, "model", "model_not_found")
-
-
 def _has_prompts_of(prepared: Call, call: Call) -> bool:
-    """Return whether prompts that were prepared for one call are those of another, of the same id."""
+    """Return whether the prompts prepared for one call are valid for another call with the same id."""
     same = prepared.prompts is call.prompts and prepared.sampling is call.sampling
     return same and prepared.model == call.model
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return the error that a client sees for an error of any kind; of an unexpected one the log has the words."""
+    """Return the client's error for any error; an unexpected error's message goes to the log only."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, WorkbenchError | ValidationError):

@@ -1,2 +1,2 @@
-"""Simulated serving: traffic, instances, fleets and step times, on integer clocks. It may not import torch, the engine,
-executors or experiments."""
+"""Simulate serving: traffic, instances, fleets and step times, on integer clocks. This package may not import torch,
+the engine, executors or experiments."""

@@ -1,4 +1,4 @@
-"""One request of a traffic in numbers: arrival time, lengths, and the blocks it shares with others."""
+"""Describe one request of simulated traffic: arrival time, lengths, and blocks shared with other requests."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from functools import lru_cache
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 
-BLOCK_TOKENS = 512  # of a Mooncake hash id
+BLOCK_TOKENS = 512  # tokens per Mooncake hash id
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a traffic.
+    """One request of a traffic, as it arrives at a simulated fleet.
 
-    `blocks` name the prompt's blocks of `block_tokens` tokens, the last perhaps not full. Requests whose first blocks
-    have equal names begin with the same tokens. A prompt without blocks shares nothing."""
+    `blocks` name the prompt's blocks of `block_tokens` tokens; the last block may be partial. Prompts with equal names
+    of their first blocks begin with the same tokens. A prompt without blocks shares nothing."""
 
-    time: float  # seconds after the traffic began
+    time: float  # seconds after the start of the traffic
     prompt_tokens: int
     output_tokens: int
     session: str = ""
     tenant: str = ""  # only requests of one tenant share cached pages
     blocks: tuple[int, ...] = ()
     block_tokens: int = BLOCK_TOKENS
-    priority: int = 0  # the smaller, the sooner
-    deadline: float | None = None  # seconds from its arrival within which its last token is wanted
-    predicted_tokens: int | None = None  # output tokens that a predictor expects
+    priority: int = 0  # smaller runs sooner
+    deadline: float | None = None  # seconds from arrival to the last token, at most
+    predicted_tokens: int | None = None  # predicted output tokens
 
 
 def scale_arrivals(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) -> Iterator[Arrival]:
-    """Scale gaps between requests by `time` and texts by `length`, at least one token each.
+    """Scale the gaps between requests by the factor `time`, and prompt and output lengths by the factor `length` (to at
+    least one token).
 
-    Blocks keep their names and change their size, so that shared prefixes stay shared. Deadlines stay as they are."""
+    Blocks keep their names and change their size, so that shared prefixes stay shared. Deadlines do not change."""
     if time < 0 or length <= 0:
         raise WorkbenchError(f"time {time}, length {length}: scale time by 0 or more, and lengths by more than 0")
     for arrival in arrivals:
@@ -60,7 +61,8 @@ def request_from_arrival(
     vocab: int,
     sampling: SamplingParameters = SamplingParameters(),  # noqa: B008 (a frozen value)
 ) -> Request:
-    """Build the runner's request: token ids by the arrival's blocks, and an output of exactly its length."""
+    """Build the runner's request for an arrival: its token ids follow from the arrival's blocks, and its output has
+    exactly the arrival's length."""
     asked = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}
     return Request(
         request_id, prompt_ids(arrival, vocab, request_id), sampling.model_copy(update=asked), arrival=arrival.time,
@@ -70,8 +72,8 @@ def request_from_arrival(
 
 
 def prompt_ids(arrival: Arrival, vocab: int, own: str) -> tuple[int, ...]:
-    """Return token ids below `vocab`, the same for the same blocks on every machine; `own` seeds a prompt without
-    blocks."""
+    """Return token ids below `vocab`, which are the same for equal blocks on every machine; `own` seeds a prompt
+    without blocks."""
     if not arrival.blocks:
         return tuple(_tokens(own, arrival.prompt_tokens, vocab))
     ids: list[int] = []

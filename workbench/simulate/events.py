@@ -1,4 +1,4 @@
-"""Events of a simulated run, of the same kinds and in the same order as those of the real runner."""
+"""Emit the events of a simulated run, of the same kinds and in the same order as those of the real runner."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from workbench.trace.events import (
     Submitted,
 )
 
-UNKNOWN = -1  # the id of every token: no model samples one
+UNKNOWN = -1  # the id of every token: no model samples tokens
 
 
 class FleetEventAdapter:
-    """Convert a fleet's callbacks into trace events and pass each to `emit`; `cost` predicts each step's FLOPs and
-    bytes."""
+    """An adapter that converts a fleet's callbacks into trace events, and passes each event to `emit`. `cost` predicts
+    the FLOPs and bytes of each step."""
 
     def __init__(self, emit: Callable[[Event], None], cost: StepCostModel | None = None):
         self._note, self._cost = emit, cost
-        self._is_fleet = False  # a request was routed: events name their replicas
+        self._is_fleet = False  # set by the first routed request: events then name their replicas
 
     def on_arrival(self, job: SimulatedRequest) -> None:
         time, came = job.arrival_time / TICKS_PER_SECOND, job.arrival
@@ -46,7 +46,7 @@ class FleetEventAdapter:
     def on_routed(
         self, job: SimulatedRequest, time: int, chosen: Instance, up: Sequence[Instance], router: AnyRouter
     ) -> None:
-        """Emit a router's choice. Replicas are counted from 1, as those of a real fleet."""
+        """Emit an event for a router's choice. Its replicas count from 1, as in a real fleet."""
         self._is_fleet = True
         if job.retries and not chosen.spec.receives_kv:
             source = job.instances[-1] if job.instances else chosen.number
@@ -61,7 +61,7 @@ class FleetEventAdapter:
         self._note(Routed(time / TICKS_PER_SECOND, job.name, replica=chosen.number + 1, reason=reason, options=options))
 
     def on_handover(self, job: SimulatedRequest, target: Instance, time: int, size: int, ticks: int) -> None:
-        """Emit the arrival of a request's pages at another instance, `ticks` after they were sent."""
+        """Emit an event for the arrival of a request's pages at another instance, `ticks` after they were sent."""
         pages = sum(-(-(job.num_tokens - 1) // target.spec.page_size) for _ in target.spec.tables)
         self._note(
             HandedOver(
@@ -83,7 +83,7 @@ class FleetEventAdapter:
             self._step(instance, move, step + past, past)
 
     def _step(self, instance: Instance, move: PlannedSteps, step: int, past: int) -> None:
-        """Emit the events of one step of a series; `past` steps of it came before."""
+        """Emit the events of one step of a series, after `past` earlier steps of it."""
         plan, began = move.plan, move.start + move.series.elapsed(past)
         now, seconds = (move.start + move.series.elapsed(past + 1)) / TICKS_PER_SECOND, 0.0
         replica = self._replica(instance)

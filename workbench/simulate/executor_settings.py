@@ -1,4 +1,5 @@
-"""Settings of the executor: the model itself, a simulated clock with known step times, or engines in processes."""
+"""Define the settings of the executor: the model itself, a simulated clock with known step times, or engines in
+processes."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ class RealExecutor(Settings):
 class UncachedExecutor(Settings):
     """Compute every token from the whole text, without a KV cache.
 
-    Uses the model's own modules on their backend or, with `oracle`, oracle/naive.py."""
+    It uses the model's own modules on their backend or, with `oracle`, oracle/naive.py."""
 
     kind: Literal["uncached"] = "uncached"
     oracle: bool = False
 
 
 class DecodePoolSettings(Settings):
-    """Settings of a decode pool, to which the other instances hand over keys and values.
+    """Settings of a decode pool, which receives keys and values from the other instances.
 
-    A transfer runs at `bytes_per_second` of the network (the hardware's unless given) after `latency` seconds."""
+    A transfer runs at `bytes_per_second` (default: the hardware's network) after `latency` seconds."""
 
     instances: Count = 1  # engines among which requests are shared
     router: Router = LeastLoaded()  # chooses the instance of each request
@@ -49,7 +50,7 @@ class FailureSettings(Settings):
 
 
 class SimulatedExecutor(Settings):
-    """Carry out the scheduler's plans on a simulated clock, without weights.
+    """Run the scheduler's plans on a simulated clock, without weights.
 
     Steps take the roofline of `hardware` (a data sheet's name, `here` for this machine's measured ceilings, or figures)
     at `compute_share` and `memory_share` of its peaks, plus `overhead` seconds. With `steps`, a run folder, they follow
@@ -57,10 +58,10 @@ class SimulatedExecutor(Settings):
 
     kind: Literal["simulated"] = "simulated"
     hardware: str | Hardware = "h100"
-    gpus: Count = 1  # that share each layer of an instance, and its cache: tensor parallelism
-    pipeline: Count = 1  # stages of whole layers, each on so many gpus
-    microbatches: Count | None = None  # at most so many a step, for the stages; None: as many as stages
-    memory: Share = 0.9  # of their memory, for weights and cache
+    gpus: Count = 1  # accelerators that share each layer and its cache: tensor parallelism
+    pipeline: Count = 1  # stages of whole layers, each on `gpus` accelerators
+    microbatches: Count | None = None  # maximum microbatches of a step; None: one per stage
+    memory: Share = 0.9  # fraction of the accelerators' memory for weights and cache
     compute_share: Share = 1.0
     memory_share: Share = 1.0
     overhead: Seconds = 0.0
@@ -72,9 +73,9 @@ class SimulatedExecutor(Settings):
 
 
 class ProcessDecodeSettings(Settings):
-    """Settings of a decode pool of processes, to which the other instances hand over keys and values.
+    """Settings of a decode pool of processes, which receives keys and values from the other instances.
 
-    A prediction reckons with `bytes_per_second` after `latency` seconds, those of the transfer unless given."""
+    Predictions assume `bytes_per_second` after `latency` seconds; default: values of the transfer."""
 
     instances: Count = 1  # engines among which requests are shared
     router: Router = LeastLoaded()  # chooses the instance of each request
@@ -84,24 +85,24 @@ class ProcessDecodeSettings(Settings):
 
 
 class KillSettings(Settings):
-    """SIGKILL to the process of instance `instance` at second `at` of the traffic; another takes its place."""
+    """Send SIGKILL to the process of instance `instance` at second `at` of the traffic; a successor replaces it."""
 
     instance: Annotated[int, Field(ge=0)]
     at: Seconds
 
 
 class CalibrationSettings(Settings):
-    """Requests of the traffic, after those that are measured, to which a prediction's step times are fitted."""
+    """Requests of the traffic that follow the measured ones; a prediction's step times are fitted to them."""
 
-    requests: Count = 16  # how many
+    requests: Count = 16  # number of requests
 
 
 class ProcessesExecutor(Settings):
-    """Serve the requests by engines in processes of this machine: the real twin of `simulated`.
+    """Serve the requests with engines in processes of this machine: the real counterpart of `simulated`.
 
-    Without `decode` they are whole engines behind a router (replicas, on Ray), with it a pool for prompts and one for
-    decodes. Each has the threads of `measure.threads`, an equal share of the cores unless given. With `predict` every
-    variant is simulated before any is measured."""
+    Without `decode` they are whole engines behind a router (replicas, on Ray); with it, a prefill and a decode pool.
+    Each engine has `measure.threads` threads, by default an equal share of the cores. With `predict` every variant is
+    simulated before any is measured."""
 
     kind: Literal["processes"] = "processes"
     instances: Count = 1  # engines among which requests are shared

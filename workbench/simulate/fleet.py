@@ -1,4 +1,4 @@
-"""A fleet of simulated instances under one clock: requests arrive and are routed, computed, handed over, retried, and
+"""Simulate a fleet of instances under one clock: requests arrive and are routed, computed, handed over, retried, and
 finished.
 
     arrival -> router -> instance (prefill, and decode where there is one pool) -> ended
@@ -24,13 +24,13 @@ from workbench.simulate.source import TrafficSource
 from workbench.simulate.step_times import TICKS_PER_SECOND
 
 STEP, FAILURE, HANDOVER, ARRIVAL = range(4)
-NO_INSTANCE_LEFT = "no instance left: those that could take it are gone for good"
+NO_INSTANCE_LEFT = "no instance left: all instances that could serve it have failed for good"
 Prompts = Callable[[Arrival, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class InstancePool:
-    """`count` equal instances, and the router that chooses among them."""
+    """A pool of `count` equal instances, and the router that chooses among them."""
 
     spec: InstanceSpec
     count: int
@@ -39,7 +39,8 @@ class InstancePool:
 
 @dataclass(frozen=True)
 class KVTransfer:
-    """Cost of sending keys and values to another instance. The sender's pages are free when it begins."""
+    """The cost of sending keys and values to another instance. The sender's pages become free when the transfer
+    begins."""
 
     bytes_per_second: float = 50e9
     latency: float = 0.0  # seconds
@@ -58,7 +59,7 @@ class InstanceFailure:
 
 
 class FleetListener(Protocol):
-    """Callbacks of a fleet, each called after the event."""
+    """Callbacks for the events of a fleet, each called after its event."""
 
     def on_arrival(self, job: SimulatedRequest) -> None: ...
 
@@ -74,17 +75,17 @@ class FleetListener(Protocol):
 
 
 class Fleet:
-    """A fleet: one pool for everything, or a prefill pool and a decode pool.
+    """A simulated fleet: one pool for everything, or a prefill pool and a decode pool.
 
     Instances are numbered through, those of the decode pool last.
 
     Args:
         source: The traffic.
         pool: Instances that serve everything, or with `decode` only prompts and first tokens.
-        decode: Instances that decode after a KV transfer; None for none.
+        decode: Instances that decode after a KV transfer; None for a single pool.
         transfer: Cost of a KV transfer.
         failures: Planned failures.
-        prompts: Returns the token ids of a request, which only a prefix cache reads.
+        prompts: Returns the token ids of a request; only a prefix cache reads them.
         single_step: Advance every step alone instead of fast-forwarding, as a check.
         listener: Receives the events; None for none.
     """
@@ -115,13 +116,13 @@ class Fleet:
         self.jobs: list[SimulatedRequest] = []
         self.now = 0
         self.finished = self.failed = 0
-        self.handed_over = self.sent_bytes = 0  # sequences and bytes that were sent from one pool to the other
+        self.handed_over = self.sent_bytes = 0  # sequences, bytes sent between pools
         self.stranded: list[
             tuple[SimulatedRequest, Callable[[SimulatedRequest], None]]
-        ] = []  # no instance is up for them; the call that retries
-        self.on_the_way: dict[int, SimulatedRequest] = {}  # from one pool to the other
+        ] = []  # requests without an instance that is up, each with the call that retries it
+        self.on_the_way: dict[int, SimulatedRequest] = {}  # in transfer between pools
         self._prompts, self._listener = prompts, listener
-        self._events: list[tuple[int, int, int, int, Any]] = []  # time, kind, which, how many before, what
+        self._events: list[tuple[int, int, int, int, Any]] = []  # (time, kind, index, insertion order, payload)
         self._pushed = 0
         self._arrivals: Iterator[Arrival] = source.initial_arrivals()
         self._coming = 0
@@ -148,7 +149,7 @@ class Fleet:
         return self
 
     def advance(self) -> bool:
-        """Simulate all events of the next moment; False where none is left."""
+        """Simulate all events of the next moment; return False if no event is left."""
         if not self._events:
             return False
         now = self.now = self._events[0][0]
@@ -233,7 +234,7 @@ class Fleet:
 
     def _step(self, instance: Instance, move: PlannedSteps) -> None:
         if instance.current is not move or move.end != self.now:
-            return  # the series was cut short, or the instance failed
+            return  # outdated: the series was cut short, or the instance failed
         for job in instance.finish():
             if job.generated_tokens >= job.output_tokens:
                 self._end(job)
@@ -265,7 +266,7 @@ class Fleet:
         self._submit(job, instance, True)
 
     def _failure(self, instance: Instance, what: InstanceFailure | None) -> None:
-        """Fail the instance by `what`, or with None let it recover."""
+        """Fail the instance by failure `what`; if `what` is None, let it recover."""
         if what is None:
             instance.recover(self.now)
             waiting, self.stranded = self.stranded, []

@@ -12,10 +12,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from workbench.simulate import azure_table, mooncake_table
-from workbench.simulate import azure_table as azure
-from workbench.simulate import mooncake_table as mooncake
 from workbench.simulate.arrival import BLOCK_TOKENS, Arrival
+from workbench.simulate.fitted_traffic import AZURE, MOONCAKE
 from workbench.simulate.traffic_settings import (
     AtOnce,
     AzureLengths,
@@ -27,11 +25,11 @@ from workbench.simulate.traffic_settings import (
     SessionLengths,
 )
 
-SESSION_BLOCK = 16  # tokens that turns share are whole blocks
+SESSION_BLOCK = 16  # tokens per block shared by turns
 HOURS: dict[type, float] = {
-    AzureLengths: azure_table.SECONDS,
-    MooncakeLengths: mooncake_table.SECONDS,
-}  # those with times
+    AzureLengths: AZURE.seconds,
+    MooncakeLengths: MOONCAKE.seconds,
+}  # generators that also yield times
 
 
 def quantile(table: Sequence[float], share: float) -> float:
@@ -50,7 +48,7 @@ def draw_from_quantiles(table: Sequence[float], rng: random.Random) -> int:
 def poisson_times(counts: Sequence[float], width: float, rng: random.Random) -> Iterator[float]:
     """Yield the times of a Poisson process with `counts` arrivals in periods of `width` seconds, repeated forever."""
     due, period = 0.0, 0
-    waiting = rng.expovariate(1.0)  # how many are expected until the next one comes
+    waiting = rng.expovariate(1.0)  # expected arrivals until the next arrival
     while True:
         expected = counts[period % len(counts)] * (1 - due)
         if waiting <= expected:
@@ -89,22 +87,22 @@ TIMES: dict[type, Callable[..., Iterator[float]]] = {
 
 
 def azure_conversations(rng: random.Random) -> Iterator[Arrival]:
-    """Yield prompts and outputs as in Azure's trace, an output by the quarter of its prompt; nothing is shared."""
-    for number, time in enumerate(poisson_times(azure.COUNTS, azure.WIDTH, rng)):
+    """Yield prompts and outputs as in Azure's trace, outputs conditioned on the prompt's quarter; nothing is shared."""
+    for number, time in enumerate(poisson_times(AZURE.counts, AZURE.width, rng)):
         share = rng.random()
-        outputs = azure.OUTPUT[int(share * len(azure.OUTPUT))]
+        outputs = AZURE.output[int(share * len(AZURE.output))]
         yield Arrival(
-            time, max(1, round(quantile(azure.PROMPT, share))), draw_from_quantiles(outputs, rng), str(number)
+            time, max(1, round(quantile(AZURE.prompt, share))), draw_from_quantiles(outputs, rng), str(number)
         )
 
 
 @dataclass
 class ConversationHistory:
-    """The latest turn of every conversation so far, by time."""
+    """The latest turn of every conversation so far, ordered by time."""
 
     times: list[float] = field(default_factory=list)
     turns: list[Arrival] = field(default_factory=list)
-    blocks: int = 1  # names given; 0 is the system prompt's, which all share
+    blocks: int = 1  # block names used so far; 0 names the shared system prompt
 
     def nearest_turn(self, time: float) -> int:
         """Return the index of the turn nearest to `time`."""
@@ -113,7 +111,7 @@ class ConversationHistory:
         return min(around, key=lambda i: abs(self.times[i] - time))
 
     def name_blocks(self, first: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-        """Name the blocks of a prompt of `tokens` tokens that begins with the blocks `first`."""
+        """Return names for the blocks of a prompt of `tokens` tokens: the names `first`, then new ones."""
         more = -(-tokens // BLOCK_TOKENS) - len(first)
         self.blocks += more
         return first + tuple(range(self.blocks - more, self.blocks))
@@ -127,32 +125,32 @@ class ConversationHistory:
 
 
 def mooncake_conversations(rng: random.Random) -> Iterator[Arrival]:
-    """Yield conversations as in Mooncake's trace, at whole ticks as recorded.
+    """Yield requests of conversations as in Mooncake's trace, at whole ticks as recorded.
 
-    There are new conversations, next turns after a drawn pause, and prompts that share a part of an earlier one."""
+    A request is a new conversation, a next turn after a drawn pause, or a prompt that shares part of an earlier one."""
     known = ConversationHistory()
-    for number, moment in enumerate(poisson_times(mooncake.COUNTS, mooncake.WIDTH, rng)):
-        time = moment // mooncake.TICK * mooncake.TICK
-        kind, output = rng.random(), draw_from_quantiles(mooncake.OUTPUT, rng)
+    for number, moment in enumerate(poisson_times(MOONCAKE.counts, MOONCAKE.width, rng)):
+        time = moment // MOONCAKE.tick * MOONCAKE.tick
+        kind, output = rng.random(), draw_from_quantiles(MOONCAKE.output, rng)
         turn = None
-        if known.turns and kind < mooncake.CONTINUED:
+        if known.turns and kind < MOONCAKE.continued:
             turn = _continued(known, time, output, rng)
-        elif known.turns and kind < mooncake.CONTINUED + mooncake.PARTLY:
+        elif known.turns and kind < MOONCAKE.continued + MOONCAKE.partly:
             turn = _partly(known, time, output, rng)
         if turn is None:
-            prompt = draw_from_quantiles(mooncake.NEW, rng)
+            prompt = draw_from_quantiles(MOONCAKE.new, rng)
             turn = Arrival(time, prompt, output, str(number), blocks=known.name_blocks((0,), prompt))
-        if turn.prompt_tokens >= 2 * BLOCK_TOKENS:  # of a shorter one only the system prompt's block can be shared
+        if turn.prompt_tokens >= 2 * BLOCK_TOKENS:  # a shorter prompt shares only the system prompt's block
             known.add(turn)
         yield turn
 
 
 def _continued(known: ConversationHistory, time: float, output: int, draw: random.Random) -> Arrival | None:
     """Return the next turn of a conversation, or None where it would exceed the longest recorded prompt."""
-    at = known.nearest_turn(time - draw_from_quantiles(mooncake.AGE, draw))
+    at = known.nearest_turn(time - draw_from_quantiles(MOONCAKE.age, draw))
     last = known.turns[at]
-    more = max(1, last.output_tokens + round(quantile(mooncake.GROWTH, draw.random())))
-    if last.prompt_tokens + more > mooncake.LONGEST:
+    more = max(1, last.output_tokens + round(quantile(MOONCAKE.growth, draw.random())))
+    if last.prompt_tokens + more > MOONCAKE.longest:
         return None
     full = last.blocks[: last.prompt_tokens // BLOCK_TOKENS]
     known.remove(at)
@@ -161,12 +159,12 @@ def _continued(known: ConversationHistory, time: float, output: int, draw: rando
 
 
 def _partly(known: ConversationHistory, time: float, output: int, draw: random.Random) -> Arrival:
-    """Return a prompt with the beginning of an earlier one; where all of it is shared, the same prompt again."""
-    last = known.turns[known.nearest_turn(time - draw_from_quantiles(mooncake.PART_AGE, draw))]
-    shared = max(1, round(len(last.blocks) * quantile(mooncake.PART_PER_MILLE, draw.random()) / 1000))
+    """Return a prompt that begins like an earlier one, or equals it if all of it is shared."""
+    last = known.turns[known.nearest_turn(time - draw_from_quantiles(MOONCAKE.part_age, draw))]
+    shared = max(1, round(len(last.blocks) * quantile(MOONCAKE.part_per_mille, draw.random()) / 1000))
     if shared >= len(last.blocks):
         return Arrival(time, last.prompt_tokens, output, last.session, blocks=last.blocks)
-    prompt = shared * BLOCK_TOKENS + draw_from_quantiles(mooncake.PART_MORE, draw)
+    prompt = shared * BLOCK_TOKENS + draw_from_quantiles(MOONCAKE.part_more, draw)
     return Arrival(time, prompt, output, last.session, blocks=known.name_blocks(last.blocks[:shared], prompt))
 
 
@@ -184,8 +182,8 @@ def exponential_lengths(settings: ExponentialLengths, rng: random.Random) -> Ite
 def session_lengths(settings: SessionLengths, rng: random.Random) -> Iterator[Arrival]:
     names = itertools.count()
     system = tuple(itertools.islice(names, settings.system // SESSION_BLOCK))
-    said: list[tuple[int, tuple[int, ...]]] = [(0, system)] * settings.sessions  # turns, and blocks of the conversation
-    begun = [0] * settings.sessions  # conversations of each user
+    said: list[tuple[int, tuple[int, ...]]] = [(0, system)] * settings.sessions  # (turns, blocks) by user
+    begun = [0] * settings.sessions  # conversations begun by each user
     for _ in itertools.count():
         user = rng.randrange(settings.sessions)
         turn, blocks = said[user]

@@ -1,4 +1,4 @@
-"""One simulated instance: the project's own scheduler and cache, driven by an integer clock instead of a model.
+"""Simulate one instance: the project's own scheduler and cache, driven by an integer clock instead of a model.
 
 `InstanceSpec` describes it: cache, scheduler limits, step times.
 """
@@ -22,17 +22,18 @@ from workbench.scheduler.scheduler import Scheduler
 from workbench.simulate.job import SimulatedRequest
 from workbench.simulate.roofline import Hardware, ModelSizes, roofline_step_times
 from workbench.simulate.step_times import TICKS_PER_SECOND, StepSeries, StepTimeModel, step_work_of
+from workbench.units import format_bytes
 
-RECEIVE_POOL_FACTOR = 16  # pages of the pool for received sequences, over pages of the cache
-NO_TOKEN = -(2**40)  # placeholder of tokens, which no model samples
+RECEIVE_POOL_FACTOR = 16  # size of the pool for received sequences / pages of the cache
+NO_TOKEN = -(2**40)  # placeholder token: no model samples tokens
 
 
 @dataclass(frozen=True)
 class InstanceSpec:
     """A simulated instance's cache, limits and step times.
 
-    `pages` and `page_bytes` are by page table. `receives_kv` tells whether sequences arrive from other instances with
-    their pages. `swap_ticks_per_byte` is the cost of moving pages to and from CPU memory."""
+    `pages` and `page_bytes` are by page table. `receives_kv`: sequences arrive from other instances with their pages.
+    `swap_ticks_per_byte` is the cost of moving pages to and from CPU memory."""
 
     times: StepTimeModel
     tables: tuple[KVCacheGroup, ...]
@@ -41,7 +42,7 @@ class InstanceSpec:
     page_size: int
     context: int
     limits: SchedulerLimits = SchedulerLimits()
-    policy: SchedulingPolicy | None = None  # the engine's default unless given
+    policy: SchedulingPolicy | None = None  # None: the engine's default
     prefix: bool = False
     ttl: float | None = None  # seconds that a cached prefix lives after its last use
     receives_kv: bool = False
@@ -93,8 +94,8 @@ def instance_spec(
         page_size: Tokens of a page.
         memory_share: Fraction of the memory for weights and cache.
         cache_bytes: Bytes of the cache; None is what the weights leave.
-        pages: Pages of each table, instead of bytes.
-        context: Maximum tokens of a sequence; None is the model's.
+        pages: Pages of each table, instead of `cache_bytes`.
+        context: Maximum tokens of a sequence; None is the model's context.
         prefix: Keep a prefix cache.
         ttl: Seconds that a cached prefix lives after its last use; None is forever.
         receives_kv: Sequences arrive from other instances with their pages.
@@ -102,7 +103,7 @@ def instance_spec(
         policy: Scheduling policy; None is the engine's default.
 
     Raises:
-        WorkbenchError: Where the weights leave no memory for a cache.
+        WorkbenchError: If the weights leave no memory for a cache.
     """
     spec, context = sizes.spec, context or sizes.spec.max_position_embeddings
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
@@ -112,8 +113,8 @@ def instance_spec(
     counts = tuple(int(each * room // whole) if pages is None else pages for each in wanted)
     if min(counts) < 1:
         raise WorkbenchError(
-            f"{spec.name} leaves no room for its cache: {sizes.weight_bytes / 1e9:.1f} GB of weights on {gpus} x "
-            f"{hardware.name} with {hardware.memory / 1e9:.0f} GB each; give more gpus, or a smaller model"
+            f"{spec.name} leaves no memory for its cache: {format_bytes(sizes.weight_bytes)} of weights on {gpus} x "
+            f"{hardware.name} with {format_bytes(hardware.memory)} each; set more gpus, or use a smaller model"
         )
     return InstanceSpec(
         times or roofline_step_times(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context,
@@ -123,7 +124,7 @@ def instance_spec(
 
 @dataclass
 class PlannedSteps:
-    """A series of equal steps planned at once; `plan` is the first one's."""
+    """A series of equal steps that is planned at once; `plan` is the plan of its first step."""
 
     plan: StepPlan
     series: StepSeries
@@ -152,7 +153,7 @@ class InstanceCounters:
 
 class Instance:
     """A simulated instance. `start` plans a series of steps, which ends by itself or is cut short by a new request;
-    `finish` commits it.
+    `finish` commits the series.
 
     Args:
         spec: The instance's cache, limits and step times.
@@ -172,7 +173,7 @@ class Instance:
         self.spec, self.number, self.single_step, self.on_steps = spec, number, single_step, on_steps
         self.now = 0
         self.up, self.incarnation = True, 0
-        self.removed = False  # permanently: it is not up and never recovers
+        self.removed = False  # failed for good
         self.current: PlannedSteps | None = None
         self.counters = InstanceCounters()
         self.jobs: dict[str, SimulatedRequest] = {}
@@ -186,12 +187,12 @@ class Instance:
 
     @property
     def pending_prompt_tokens(self) -> int:
-        """Return the prompt tokens that are still to be computed here."""
+        """Return the number of prompt tokens still to be computed here."""
         waiting = sum(s.num_new_tokens - 1 for s in self.scheduler.waiting if s.swapped is None)
         return waiting + sum(s.num_new_tokens - 1 for s in self.scheduler.running)
 
     def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
-        """Return the tokens of a prompt that are in the prefix cache."""
+        """Return the number of tokens of `prompt` that are in the prefix cache."""
         index = self.scheduler.kv_cache_manager.prefix_cache
         return index.match_prefix(prompt, tenant).num_tokens if index is not None else 0
 
@@ -227,7 +228,7 @@ class Instance:
     def start(self, now: int) -> list[SimulatedRequest]:
         """Plan and begin the next series of steps, if there is anything to do.
 
-        Returns the requests that end now with an error: those for which the policy decided something invalid."""
+        Returns the requests that end now with an error, because the policy's decision for them was invalid."""
         self.now = now
         broken: list[SimulatedRequest] = []
         decisions, moving = (), 0
@@ -316,8 +317,7 @@ class Instance:
         return steps, tuple(rows)
 
     def _swap_ticks(self, plan: StepPlan) -> int:
-        """Return the ticks of swapping pages to and from CPU memory; pages received from another instance are here
-        already."""
+        """Return the ticks of swapping pages to and from CPU memory; pages received from another instance cost none."""
         if not plan.transfers:
             return 0
         moved = sum(self.spec.page_bytes[t] for t, _, _ in plan.transfers.swap_outs)

@@ -1,4 +1,4 @@
-"""One request on its way through a fleet. Times are ticks of the simulated clock."""
+"""Track one request through a fleet. Times are ticks of the simulated clock."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from workbench.simulate.arrival import Arrival
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """A request that wants `output_tokens` tokens and has `generated_tokens`; it leaves its instance at
-    `tokens_on_instance`."""
+    """A request for `output_tokens` tokens on its way through a fleet. It has `generated_tokens` so far, and moves on
+    from its present instance at `tokens_on_instance` generated tokens."""
 
     number: int
     name: str
     arrival: Arrival
     arrival_time: int
     output_tokens: int
-    prompt: tuple[int, ...] = field(default=(), repr=False)  # token ids; given up when it ends
+    prompt: tuple[int, ...] = field(default=(), repr=False)  # token ids; dropped when the request ends
     generated_tokens: int = 0
     tokens_on_instance: int = 0
     first_scheduled: int | None = None
@@ -35,11 +35,12 @@ class SimulatedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens of prompt and output so far."""
+        """Return the number of tokens so far, of prompt and output together."""
         return self.arrival.prompt_tokens + self.generated_tokens
 
     def add_tokens(self, count: int, first: int, longest: int, last: int) -> None:
-        """Add `count` tokens, the first and the last at these times, at most `longest` ticks apart."""
+        """Add `count` tokens: the first one at tick `first`, the last one at tick `last`, with gaps of at most
+        `longest` ticks."""
         if self.first_token is None:
             self.first_token = first
         else:
@@ -51,8 +52,8 @@ class SimulatedRequest:
 
 
 def symbolic_prompt(arrival: Arrival, number: int) -> tuple[int, ...]:
-    """Return a symbolic prompt for a prefix cache, which only compares: each token is its block's name, or unique to
-    the request."""
+    """Return a prompt of symbolic tokens, for a prefix cache that only compares them: a token is the name of its block,
+    or unique to the request."""
     if not arrival.blocks:
         return (-number - 1,) * arrival.prompt_tokens
     ids: list[int] = []

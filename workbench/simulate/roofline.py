@@ -1,17 +1,17 @@
-"""Step times from a model's shape and the peak rates of hardware: a step takes at least its computing and its reading
-time.
+"""Derive step times from a model's shape and the peak rates of hardware: a step takes at least its compute time and its
+memory time.
 
 FLOPs and bytes are counted as in `workbench.model.cost`. With tensor parallelism (Shoeybi et al., 2019) each
 accelerator does its fraction of the work, and two all-reduces a layer are added: 2 (n - 1) / n of a token's hidden
-state over the link for each. Keys and values that are held several times (fewer heads than accelerators, latents) are
-read several times. Peak rates are from data sheets, and dense: figures with sparsity are halved.
+state over the link for each. Replicated keys and values (fewer heads than accelerators, latents) are read by each
+accelerator. Peak rates are dense rates from data sheets: figures with sparsity are halved.
 
 A pipeline (Huang et al., 2019) cuts a step into microbatches that follow each other through the stages; the next step
-begins when the last has left. With m even microbatches, s stages and a longest stage of the fraction c of all layers, a
-step takes (1 + (m - 1) c) / m of the computing of one accelerator after the other, and each microbatch reads a stage's
-weights anew. Of an even pipeline's time (s - 1) / (m + s - 1) are bubbles. A step is cut into the number of
-microbatches with the least time, at most one a token: a prompt may be cut (Li et al., 2021, TeraPipe), a decode may
-not. Where reading the weights takes the longest, a step is not cut.
+begins when the last microbatch has left. With m even microbatches, s stages and a fraction c of all layers in the
+longest stage, a step takes (1 + (m - 1) c) / m of the sequential compute time, and each microbatch reads a stage's
+weights again. Bubbles take (s - 1) / (m + s - 1) of an even pipeline's time. A step uses the number of microbatches
+with the least time, at most one per token: a prompt may be cut (Li et al., 2021, TeraPipe), a decode may not. A step
+bound by reading weights is not cut.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from workbench.settings import Settings
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-BYTES_PER_VALUE = 2  # bytes of a bfloat16
+BYTES_PER_VALUE = 2  # bfloat16
 
 
 class Hardware(Settings):
     """One accelerator. Rates are per second and one way; `source` names the origin of the figures."""
 
     name: str = "given"
-    flops: Rate  # of bfloat16 products
-    bandwidth: Rate  # bytes of its memory
-    memory: Rate  # bytes
-    link: Rate = 450e9  # bytes to its neighbours in one machine
-    network: Rate = 50e9  # bytes to another machine
-    cpu_link: Rate = 64e9  # bytes a second to the memory of the CPU
+    flops: Rate  # bfloat16 FLOP/s
+    bandwidth: Rate  # memory bytes/s
+    memory: Rate  # memory size in bytes
+    link: Rate = 450e9  # bytes/s to accelerators of the same machine
+    network: Rate = 50e9  # bytes/s to another machine
+    cpu_link: Rate = 64e9  # bytes/s to CPU memory
     source: str = "given by the user"
 
 
@@ -89,7 +89,7 @@ def named_hardware(name: str) -> Hardware:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Bytes of a model: its weights, and a token in each table of its cache."""
+    """The sizes of a model in bytes: of its weights, and of one token in each page table of its cache."""
 
     spec: ModelSpec
     weight_bytes: float
@@ -98,7 +98,7 @@ class ModelSizes:
 
     @classmethod
     def dense(cls, spec: ModelSpec, bytes_per_value: float = BYTES_PER_VALUE) -> ModelSizes:
-        """Build the sizes of a model with `bytes_per_value` bytes a number in weights and cache."""
+        """Return the sizes of a model whose weights and cache have `bytes_per_value` bytes for each value."""
         tables, token_bytes = [], []
         for layers in spec.kv_cache_groups:
             attention = spec.layers[layers[0]].attention
@@ -108,7 +108,8 @@ class ModelSizes:
 
     @property
     def lasting_bytes(self) -> float:
-        """Return the bytes of a token once it has left every residual."""
+        """Return the cache bytes that a token takes for good, after it has left every residual of recent full-precision
+        tokens."""
         late = {layer for table in self.tables if table.is_delayed for layer in table.layers}
         kept = [table.is_delayed or not late.intersection(table.layers) for table in self.tables]
         sizes = zip(self.tables, self.token_bytes, kept, strict=True)
@@ -125,7 +126,7 @@ def roofline_step_times(
     pipeline: int = 1,
     microbatches: int | None = None,
 ) -> StepTimeModel:
-    """Return the step times of `gpus` accelerators, or of `pipeline` stages of so many each.
+    """Return the step times of `gpus` accelerators, or of `pipeline` stages of `gpus` accelerators each.
 
     Args:
         sizes: Bytes of the model.
@@ -135,11 +136,11 @@ def roofline_step_times(
         memory_share: Fraction of the peak bandwidth that is reached.
         overhead: Seconds added to every step.
         pipeline: Stages of whole layers.
-        microbatches: Maximum number of microbatches of a step; None is one a stage.
+        microbatches: Maximum number of microbatches of a step; None is one per stage.
     """
     spec = sizes.spec
     if any(layer.recurrent is not None for layer in spec.layers):
-        raise WorkbenchError(f"{spec.name}: recurrent states are not simulated; take a model of attention layers")
+        raise WorkbenchError(f"{spec.name}: recurrent states are not simulated; use a model with attention layers only")
     flop, byte = (
         TICKS_PER_SECOND / (hardware.flops * compute_share * gpus),
         TICKS_PER_SECOND / (hardware.bandwidth * memory_share * gpus),
@@ -156,17 +157,17 @@ def roofline_step_times(
     blocks += 0 if spec.altup is None else len(spec.layers) * spec.altup.matrix_parameters(spec.hidden_size)
     head = spec.vocab_size * spec.hidden_size
     written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.num_parameters
-    number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # bytes of one in the cache
+    number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # cache bytes per value
     per_link = TICKS_PER_SECOND / hardware.link
     all_reduced = all_reduce_bytes_per_token(spec, gpus) * per_link
     to_next_stage = (pipeline - 1) * spec.hidden_size * BYTES_PER_VALUE * per_link
     read = [sum(n * a.cache_values_read * cache_copies(a, gpus) for a, n in alike.items()) for alike in kinds.values()]
-    longest_stage = -(-len(spec.layers) // pipeline) / len(spec.layers)  # of all layers
+    longest_stage = -(-len(spec.layers) // pipeline) / len(spec.layers)  # fraction of all layers
 
     def costs(count: int) -> tuple[LinearCost, LinearCost]:
-        """Return the costs of computing and of reading, of a step in `count` microbatches."""
-        weight_reads = 1 + (count - 1) * longest_stage  # of all weights, one after the other
-        per_token = weight_reads / count  # the first microbatch in all stages, the others in the longest
+        """Return (compute cost, memory cost) of a step in `count` microbatches."""
+        weight_reads = 1 + (count - 1) * longest_stage  # sequential reads of all weights
+        per_token = weight_reads / count  # first microbatch in all stages, others in the longest
         sent = all_reduced * per_token + to_next_stage / count
         computing = LinearCost(
             step=round(overhead * TICKS_PER_SECOND),
@@ -191,21 +192,21 @@ def roofline_step_times(
 
 
 def all_reduce_bytes_per_token(spec: ModelSpec, gpus: int, bytes_per_value: int = BYTES_PER_VALUE) -> float:
-    """Return the bytes that each of `gpus` accelerators sends for a token: two all-reduces a layer, of 2 (n - 1) / n of
-    the hidden state each."""
+    """Return the bytes that each of `gpus` accelerators sends per token: two all-reduces per layer, each of
+    2 (n - 1) / n of the hidden state."""
     return 2 * len(spec.layers) * 2 * (gpus - 1) / gpus * spec.hidden_size * bytes_per_value
 
 
 def cache_copies(attention: AnyAttentionSpec, gpus: int) -> float:
-    """Return how many of `gpus` accelerators hold each key and value: all a latent, several a head where there are
-    fewer heads."""
+    """Return the number of accelerators, out of `gpus`, that hold each key and value: all for MLA's latent, several if
+    there are fewer KV heads than accelerators."""
     if isinstance(attention, MLASpec):
         return gpus
     return max(1.0, gpus / attention.num_kv_heads)
 
 
 def bubble_share(pipeline: int, microbatches: int | None = None) -> float:
-    """Return the fraction of an even pipeline's time in which a stage waits."""
+    """Return the fraction of an even pipeline's time in which a stage waits for microbatches (bubbles)."""
     return (pipeline - 1) / ((microbatches or pipeline) + pipeline - 1)
 
 

@@ -1,4 +1,4 @@
-"""Routers: small stateless values that choose among the instances that are up, and say why in words."""
+"""Route requests with stateless routers, which choose among the instances that are up, and give the reason in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from workbench.trace.events import RoutingOption
 
 
 class InstanceView(Protocol):
-    """A router's view of an instance; `pending_prompt_tokens` and `cached_tokens` are tokens."""
+    """The properties of an instance that a router sees; `pending_prompt_tokens` and `cached_tokens` are numbers of
+    tokens."""
 
     @property
     def number(self) -> int: ...
@@ -100,7 +101,8 @@ class SessionSticky(Settings):
 def routing_options(
     instances: Sequence[InstanceView], job: SimulatedRequest, first: int = 0
 ) -> tuple[RoutingOption, ...]:
-    """Return what a router sees of the instances; `first` is the number of the first one in a trace less its own."""
+    """Return a router's view of each instance for one request. `first` is added to an instance's number to get its
+    number in a trace."""
     return tuple(
         RoutingOption(
             view.number + first, view.num_requests, view.pending_prompt_tokens,
@@ -111,7 +113,7 @@ def routing_options(
 
 
 def _hash_score(session: str, number: int) -> bytes:
-    # Not a CRC: those of two instances differ by the same bits for every session, and some would get most of them.
+    # Not a CRC: CRCs of two instances differ by the same bits for every session, so some would get most sessions.
     return hashlib.blake2b(f"{number}/{session}".encode(), digest_size=8).digest()
 
 
@@ -125,7 +127,7 @@ _ADAPTER: TypeAdapter[AnyRouter] = TypeAdapter(Router)
 
 
 def router_from(value: object) -> AnyRouter:
-    """Build a router from its kind, a mapping of its settings, or a router."""
+    """Return a router, given as its kind, as a mapping of its settings, or as a router."""
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:

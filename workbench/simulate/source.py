@@ -1,4 +1,4 @@
-"""Sources of traffic: arrivals at given times, and arrivals that follow the end of a request."""
+"""Define sources of traffic: arrivals at given times, and arrivals that follow the end of a request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from workbench.errors import WorkbenchError
 from workbench.simulate.arrival import Arrival, scale_arrivals
 from workbench.simulate.generators import HOURS, LENGTHS, TIMES
 from workbench.simulate.trace_files import read_trace
-from workbench.simulate.traffic_settings import AsRecorded, ClosedLoop, TrafficWorkload
+from workbench.simulate.traffic_settings import AsRecorded, ClosedLoop, TrafficSettings
 
 Name = TypeVar("Name", str, int, float | None)
 
 
 class TrafficSource(Protocol):
-    """A source of arrivals.
+    """The interface of a source of arrivals.
 
-    `initial_arrivals` yields those with given times, in order of time. `next_after_finish` is called once for each
-    request that ends, however it ends, and returns the arrival that follows at `time`, if any."""
+    `initial_arrivals` yields arrivals with given times, in order of time. `next_after_finish` is called once for each
+    request that ends, with any outcome, and returns the arrival that follows at `time`, if any."""
 
     def initial_arrivals(self) -> Iterator[Arrival]: ...
 
@@ -30,7 +30,7 @@ class TrafficSource(Protocol):
 
 
 class OpenLoopSource:
-    """Open loop: requests arrive at given times, independently of answers."""
+    """A source of an open loop: requests arrive at given times, independently of answers."""
 
     def __init__(self, arrivals: Iterable[Arrival]):
         self._arrivals = arrivals
@@ -43,7 +43,8 @@ class OpenLoopSource:
 
 
 class ClosedLoopSource:
-    """Closed loop: `clients` requests at second 0, and the next one `think_seconds` after one has ended."""
+    """A source of a closed loop: `clients` requests at second 0, and a new request `think_seconds` after each request
+    has ended."""
 
     def __init__(self, arrivals: Iterable[Arrival], clients: int, think_seconds: float = 0.0):
         self._coming = iter(arrivals)
@@ -58,8 +59,9 @@ class ClosedLoopSource:
         return None if arrival is None else replace(arrival, time=time + self._think)
 
 
-def source_of(workload: TrafficWorkload) -> TrafficSource:
-    """Return the traffic of a workload, the same every time. Raises WorkbenchError for one without times or an end."""
+def source_of(workload: TrafficSettings) -> TrafficSource:
+    """Return the source of a workload's traffic, which is deterministic. Raises WorkbenchError for traffic without
+    times or an end."""
     arrivals, kind = (
         _with_predictions(
             scale_arrivals(_with_tenants(_lengths(workload), workload), workload.time, workload.length), workload
@@ -74,7 +76,7 @@ def source_of(workload: TrafficWorkload) -> TrafficSource:
     return OpenLoopSource(replace(a, time=time * workload.time) for a, time in zip(arrivals, times, strict=False))
 
 
-def _with_tenants(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
+def _with_tenants(arrivals: Iterator[Arrival], workload: TrafficSettings) -> Iterator[Arrival]:
     """Assign a tenant, a priority and a deadline to each request, independent of the number of requests."""
     if not (workload.tenants or workload.priorities or workload.deadlines):
         yield from arrivals
@@ -89,7 +91,7 @@ def _with_tenants(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Ite
         )
 
 
-def _with_predictions(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
+def _with_predictions(arrivals: Iterator[Arrival], workload: TrafficSettings) -> Iterator[Arrival]:
     """Predict each output's length with an error, independent of the number of requests."""
     error = workload.prediction_error
     for number, arrival in enumerate(arrivals):
@@ -103,7 +105,7 @@ def _drawn(shares: Mapping[Name, float], seed: str, other: Name) -> Name:
     return random.Random(seed).choices(list(shares), list(shares.values()))[0] if shares else other
 
 
-def _lengths(workload: TrafficWorkload) -> Iterator[Arrival]:
+def _lengths(workload: TrafficSettings) -> Iterator[Arrival]:
     recorded_times = isinstance(workload.arrivals, AsRecorded)
     if workload.trace is not None:
         return itertools.islice(read_trace(workload.trace), workload.requests)

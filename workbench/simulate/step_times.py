@@ -1,5 +1,5 @@
-"""Work of a step, counted in integers, and its time in whole femtoseconds, also fitted to recorded steps by least
-squares.
+"""Count a step's work in integers and derive its time in whole femtoseconds; the costs can be fitted to recorded steps
+by least squares.
 
 Integer ticks make the sum of many steps at once equal to the sum one by one.
 """
@@ -15,13 +15,14 @@ from workbench.model.cost import visible_pairs
 
 TICKS_PER_SECOND = 10**15  # ticks of the simulated clock
 REQUIRED_COLUMNS = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
-MIN_STEPS = 20  # steps
-TOKENS = slice(1, 3)  # the columns of tokens among a step's features
-MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
+MIN_STEPS = 20  # steps needed for a fit
+TOKENS = slice(1, 3)  # the token columns of a step's features
+MAX_GAP_SECONDS = 2e-3  # longer gaps between steps are idle time
 
 
 class AttentionReach(NamedTuple):
-    """Attention layers of equal reach: the last `sliding_window` tokens and the first `num_sink_tokens`, or all."""
+    """The reach of a set of attention layers: the last `sliding_window` tokens and the first `num_sink_tokens`, or all
+    tokens."""
 
     sliding_window: int | None
     num_sink_tokens: int
@@ -33,10 +34,11 @@ class AttentionReach(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """Work of one step. `query_key_pairs` and `positions_read` are by `AttentionReach`."""
+    """The work of one step. `query_key_pairs` and `positions_read` have one count for each `AttentionReach` of the
+    model."""
 
-    prefill_tokens: int  # tokens
-    decode_tokens: int  # tokens
+    prefill_tokens: int  # prompt tokens computed
+    decode_tokens: int  # tokens decoded
     num_logits: int
     query_key_pairs: tuple[int, ...]
     positions_read: tuple[int, ...]
@@ -47,7 +49,8 @@ class StepWork(NamedTuple):
 
 
 def step_work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[AttentionReach, ...]) -> StepWork:
-    """Count the work of a step over `spans` of (start, length); spans of one token are decodes."""
+    """Return the work of a step over `spans` of (start, length), with `sampled` rows of logits; spans of one token are
+    decodes."""
     prefill = decode = 0
     pairs, read = [0] * len(kinds), [0] * len(kinds)
     for start, length in spans:
@@ -68,17 +71,17 @@ def step_work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[At
 
 @dataclass(frozen=True)
 class LinearCost:
-    """A linear cost of a step's work, in ticks; no coefficient is negative."""
+    """A cost that is linear in a step's work, in ticks; no coefficient is negative."""
 
     step: int = 0
-    prefill_tokens: int = 0  # a token
-    decode_tokens: int = 0  # a token
-    num_logits: int = 0  # a row of logits
-    head: int = 0  # a step with any
+    prefill_tokens: int = 0  # per token
+    decode_tokens: int = 0  # per token
+    num_logits: int = 0  # per row of logits
+    head: int = 0  # per step with logits
     query_key_pairs: tuple[int, ...] = ()
     positions_read: tuple[int, ...] = ()
-    prefill_step: int = 0  # a step with any prompt token
-    decode_step: int = 0  # a step with any decoded token
+    prefill_step: int = 0  # per step with prompt tokens
+    decode_step: int = 0  # per step with decoded tokens
 
     def __call__(self, work: StepWork) -> int:
         ticks = (
@@ -100,7 +103,8 @@ class LinearCost:
         return ticks
 
     def increment(self, rows: tuple[int, ...]) -> int:
-        """Return the extra ticks of the next step, in which `rows` queries of each reach read one position more."""
+        """Return by how many ticks the next step takes longer if, for each reach, `rows` queries read one more
+        position."""
         ticks = 0
         for each, count in zip(self.query_key_pairs, rows, strict=False):
             ticks += each * count
@@ -111,10 +115,10 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """Step times as the maximum of linear costs, for example computing and reading. `name` states their origin.
+    """A model of step times: the maximum of linear costs, for example compute and memory. `name` states their origin.
 
-    A pipeline may cut a step into up to as many microbatches as it has tokens, and takes the number with the least
-    time. `microbatched` has the costs of a step in 2, 3, ... microbatches, `costs` those of a step that is not cut."""
+    A pipeline cuts a step into at most one microbatch per token, and takes the number with the least time.
+    `microbatched` has the costs of a step in 2, 3, ... microbatches, `costs` the costs of an uncut step."""
 
     name: str
     kinds: tuple[AttentionReach, ...]
@@ -127,20 +131,20 @@ class StepTimeModel:
     def series(self, work: StepWork, growing_queries: tuple[int, ...], extra_ticks: int = 0) -> StepSeries:
         """Return the times of a series of steps.
 
-        The first does `work` and takes `extra_ticks` more; in each next one `growing_queries` of each reach read one
-        position more."""
+        The first step does `work` and takes `extra_ticks` more; in each later step `growing_queries` of each reach
+        read one more position."""
         choices = [
             [Line(cost(work), cost.increment(growing_queries)) for cost in costs] for costs in self._choices(work)
         ]
         return StepSeries(least_of_maxima(choices), extra_ticks)
 
     def _choices(self, work: StepWork) -> tuple[tuple[LinearCost, ...], ...]:
-        """Return the costs by the number of microbatches that a step of this work may be cut into."""
+        """Return the costs for each possible number of microbatches of a step."""
         return (self.costs, *self.microbatched[: max(0, work.tokens - 1)])
 
 
 class Line(NamedTuple):
-    """Ticks of the steps of a series: step i takes `first` + `more` i."""
+    """A linear series of ticks: step i of a series takes `first` + `more` * i."""
 
     first: int
     more: int
@@ -150,8 +154,8 @@ class Line(NamedTuple):
 
 
 def least_of_maxima(choices: Sequence[Sequence[Line]]) -> tuple[tuple[int, Line], ...]:
-    """Return the least, over `choices`, of the maximum of each one's lines: the lines that it follows, each with the
-    step from which on it does."""
+    """Return the minimum over `choices` of the maximum of each choice's lines, as pieces (first step, line that holds
+    from it on)."""
     lines = [line for choice in choices for line in choice]
     meetings = {0}
     for number, one in enumerate(lines):
@@ -159,7 +163,7 @@ def least_of_maxima(choices: Sequence[Sequence[Line]]) -> tuple[tuple[int, Line]
             if one.more != other.more:
                 meetings.add((one.first - other.first) // (other.more - one.more) + 1)
     pieces: list[tuple[int, Line]] = []
-    for step in sorted(each for each in meetings if each >= 0):  # none crosses another from here to next
+    for step in sorted(each for each in meetings if each >= 0):  # no lines cross between two of these steps
         line = min((max(choice, key=lambda line: line.at(step)) for choice in choices), key=lambda line: line.at(step))
         if not pieces or pieces[-1][1] != line:
             pieces.append((step, line))
@@ -168,13 +172,13 @@ def least_of_maxima(choices: Sequence[Sequence[Line]]) -> tuple[tuple[int, Line]
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Times of a series of steps, which follow the line of each of `pieces` from its step on."""
+    """The times of a series of steps. Each of `pieces` is (first step, line that holds from it on)."""
 
     pieces: tuple[tuple[int, Line], ...]
     extra_ticks: int
 
     def elapsed(self, steps: int) -> int:
-        """Return the ticks of the first `steps` steps."""
+        """Return the total ticks of the first `steps` steps."""
         ticks, end = self.extra_ticks if steps else 0, steps
         for begin, (first, more) in reversed(self.pieces):
             if begin < end:
@@ -183,11 +187,11 @@ class StepSeries:
         return ticks
 
     def last_step(self, steps: int) -> int:
-        """Return the ticks of the last of `steps` steps."""
+        """Return the ticks of step number `steps`, counted from 1."""
         return self.elapsed(steps) - self.elapsed(steps - 1)
 
     def steps_until(self, ticks: int, steps: int) -> int:
-        """Return the smallest number of steps, up to `steps`, that take `ticks` or longer."""
+        """Return the smallest number of steps that take `ticks` or longer in total, at most `steps`."""
         low, high = 0, steps
         while low < high:
             middle = (low + high) // 2
@@ -201,9 +205,9 @@ class StepSeries:
 def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimeModel:
     """Fit step times to the rows of a steps.parquet.
 
-    Finds nonnegative seconds a step, a step with prompt tokens, a step with decodes (the two may run in kernels of
-    their own, and each reads the weights then), a prefill token, a decoded token and a position read, with the least
-    relative errors. The time between a step and the next belongs to the step.
+    The fit finds nonnegative seconds per step, per step with prompt tokens, per step with decodes (the two may run in
+    separate kernels that each read the weights), per prefill token, decoded token and position read, with the least
+    relative errors. A gap shorter than `MAX_GAP_SECONDS` before a step counts as part of it.
 
     Args:
         steps: Rows with `time`, `wall_seconds`, `prefill_tokens`, `decode_tokens`, `context_tokens`.
@@ -217,7 +221,7 @@ def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> 
     missing = [name for name in REQUIRED_COLUMNS if not steps or steps[0].get(name) is None]
     if missing or len(steps) < MIN_STEPS:
         lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {MIN_STEPS} are needed"
-        raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and name its run folder")
+        raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and give its run folder")
     features = numpy.array([_features(step) for step in steps], dtype=float)
     seconds = numpy.array(step_seconds(steps))
     known = (seconds > 0) & (features[:, TOKENS].sum(axis=1) > 0)
@@ -241,7 +245,7 @@ def _features(step: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _independent(features: Any) -> list[int]:
-    """Return the columns that are no sums of columns before them: where all steps have decodes, `a step` says it."""
+    """Return the linearly independent columns; if all steps have decodes, for example, `a step` covers them."""
     import numpy
 
     kept: list[int] = []
@@ -252,7 +256,7 @@ def _independent(features: Any) -> list[int]:
 
 
 def step_seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of each step from the end of the one before, where it followed at once."""
+    """Return the seconds of each step, counted from the end of the previous step if it followed at once."""
     seconds, before = [], None
     for step in steps:
         pause = step["time"] - step["wall_seconds"] - before if before is not None else MAX_GAP_SECONDS

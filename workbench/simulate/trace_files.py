@@ -1,7 +1,7 @@
 """Read recorded traffic: Azure's CSV (Patel et al., Splitwise, ISCA 2024) and Mooncake's JSON lines (Qin et al., FAST
 2025).
 
-An invalid line is one error that names the file, the line and the expected form."""
+An invalid line raises one error that names the file, the line and the expected form."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MOONCAKE_LINE = '{"timestamp": ms, "input_length": tokens, "output_length": toke
 
 MAX_TOKENS_PER_REQUEST = (
     2**24
-)  # beyond any context; a number larger than that is a slip, and its prompt would fill the memory
+)  # beyond any context; a number larger than that is an error, and its prompt would fill the memory
 
 
 def read_trace(path: Path | str) -> Iterator[Arrival]:
     """Yield the requests of a trace file in its order, the first at second 0. The first line decides the format.
 
-    An output of no tokens counts as one: computing a prompt yields a token."""
+    An output of 0 tokens counts as 1: computing a prompt yields a token."""
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
             yield from _lines(file, str(path))
     except (OSError, UnicodeDecodeError) as error:
         fault = type(error).__name__
-        raise WorkbenchError(f"trace {path}: cannot be read ({fault}); name a CSV or JSONL file") from None
+        raise WorkbenchError(f"trace {path}: cannot be read ({fault}); give a CSV or JSONL file") from None
 
 
 def _lines(file: TextIO, path: str) -> Iterator[Arrival]:
@@ -58,10 +58,10 @@ def _lines(file: TextIO, path: str) -> Iterator[Arrival]:
             fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise WorkbenchError(f"{path}, line {number}: {fault} in {_short(line)}; write {right}") from None
         began, last = time if began is None else began, time
-        session = str(blocks[min(1, len(blocks) - 1)]) if blocks else ""  # the first block is the same for all
+        session = str(blocks[min(1, len(blocks) - 1)]) if blocks else ""  # the first block is shared by all
         yield Arrival(time - began, prompt, max(1, output), session, "", blocks)
     if last is None:
-        raise WorkbenchError(f"{path}: holds no request; write {right}")
+        raise WorkbenchError(f"{path}: has no request; write {right}")
 
 
 def _azure(line: str) -> tuple[float, int, int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Settings of a traffic: arrival times, lengths, number of requests."""
+"""Define the settings of traffic: arrival times, lengths, number of requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bursts(Settings):
 
 
 class ClosedLoop(Settings):
-    """Simulate `clients` users, each of whom sends the next request `think` seconds after the last answer ended."""
+    """Simulate `clients` users; each sends the next request `think` seconds after the end of the last answer."""
 
     kind: Literal["closed_loop"] = "closed_loop"
     clients: Count
@@ -66,7 +66,7 @@ class ExponentialLengths(Settings):
 
 
 class SessionLengths(Settings):
-    """Simulate `sessions` users with conversations, one of whom sends the next turn.
+    """Simulate `sessions` users with conversations; one of them sends each turn.
 
     A turn's prompt is a system prompt shared by all, the conversation so far, and a question. After `turns` turns the
     user begins a new conversation."""
@@ -96,23 +96,17 @@ Lengths = Annotated[
 ]
 
 
-class TrafficWorkload(Settings):
-    """Requests over time. A `trace` file replaces `lengths`; `time` and `length` scale gaps and texts.
+class TrafficSettings(Settings):
+    """Requests over time: their arrivals, lengths, tenants, priorities and deadlines."""
 
-    `tenants` and `priorities` assign requests by weight: {a: 3, b: 1}, {0: 1, 5: 9}. All requests of a session have one
-    tenant, and only requests of one tenant share cached pages. `deadlines` assigns seconds from arrival to the last
-    token in the same way. A policy sees an output's length as its limit; with `prediction_error` it also sees a
-    prediction: the length times e to the power of a normal number with this standard deviation."""
-
-    kind: Literal["traffic"] = "traffic"
     trace: str | None = None
     lengths: Lengths = AzureLengths()
     arrivals: Arrivals = AsRecorded()
-    requests: Count | None = None  # None: all of the trace, or an hour of the generator
+    requests: Count | None = None  # None: the whole trace, or an hour of the generator
     time: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     length: Positive = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
     tenants: dict[str, Positive] = {}
-    priorities: dict[int, Positive] = {}  # the smaller, the sooner, under `policy: priority`
-    deadlines: dict[Positive, Positive] = {}  # seconds; without any, no request has a deadline
-    prediction_error: Annotated[float, Field(ge=0, le=10)] | None = None  # None predicts no lengths
+    priorities: dict[int, Positive] = {}  # requests of smaller numbers run first under `policy: priority`
+    deadlines: dict[Positive, Positive] = {}  # seconds; empty: no deadlines
+    prediction_error: Annotated[float, Field(ge=0, le=10)] | None = None  # None: no predictions

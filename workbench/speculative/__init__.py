@@ -1,1 +1,3 @@
-"""Speculative decoding: settings, and proposers of draft tokens. It may not import the engine or experiments."""
+"""Speculative decoding: settings, and proposers of draft tokens. This package may not import the engine or
+experiments.
+"""

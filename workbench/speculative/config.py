@@ -1,4 +1,4 @@
-"""Settings of speculative decoding. Names are those of vLLM where it has them."""
+"""Define the settings of speculative decoding. Their names are vLLM's where vLLM has such a setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from workbench.request import CustomPart
 from workbench.settings import Settings, parse_setting
 
-TARGET = "target"  # as a draft model: the model that verifies
+TARGET = "target"  # name for the target itself as the draft model
 
 
 class NoSpeculation(Settings):
@@ -24,24 +24,25 @@ class _DraftSettings(Settings):
 
     With `length: adaptive` a sequence gets two more draft tokens after all were accepted, up to
     `num_speculative_tokens`, and one fewer after any other verification (as in Hugging Face's assisted generation).
-    `accept` is the acceptance rule. `rejection` accepts as often as the distributions overlap. `match` accepts only the
-    tokens that would come without drafts, so outputs are equal token for token, seeds included.
+    `accept` is the acceptance rule. `rejection` accepts at the rate of the distributions' overlap. `match` accepts only
+    the tokens that would be sampled without drafts, so outputs are equal token for token for the same seed.
     """
 
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4  # draft tokens a step, at most
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4  # maximum draft tokens per step
     # adaptive: two more draft tokens after all were accepted, one fewer otherwise
     length: Literal["fixed", "adaptive"] = "fixed"
-    # match: the tokens are those without drafts; rejection: their distribution is
+    # match: same tokens as without drafts; rejection: same distribution
     accept: Literal["rejection", "match"] = "rejection"
 
 
 class PromptLookup(_DraftSettings):
-    """Propose what followed the last tokens at their latest earlier place in the text: the longest run of `max_ngram`
-    down to `min_ngram` tokens."""
+    """Propose the tokens that followed the latest earlier occurrence of the last tokens: the longest n-gram of
+    `max_ngram` down to `min_ngram` tokens that occurred before.
+    """
 
     kind: Literal["prompt_lookup"] = "prompt_lookup"
-    min_ngram: Annotated[int, Field(ge=1)] = 2  # tokens that must have occurred before, at least
-    max_ngram: Annotated[int, Field(ge=1)] = 4  # tokens that are looked for first
+    min_ngram: Annotated[int, Field(ge=1)] = 2  # minimum length of the repeated n-gram
+    max_ngram: Annotated[int, Field(ge=1)] = 4  # maximum length of the repeated n-gram, tried first
 
     @model_validator(mode="after")
     def _in_order(self) -> PromptLookup:
@@ -51,23 +52,27 @@ class PromptLookup(_DraftSettings):
 
 
 class DraftModel(_DraftSettings):
-    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `backend`.
+    """A small model with the same tokenizer: `demo-draft` or a folder, on the target's device, in `dtype`, on
+    `backend`.
 
-    It stops proposing for a sequence before the first token of which it is unsure: where the probability of its own
-    likeliest one is below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's
-    `draft-p-min` stops before that token as we do). 0 never stops. `stop` is a rule of the user's own in its place (see
-    `workbench.speculative.draft_model.StopRule`). Outputs stay what they are: see `DraftModelProposer`.
+    A draft ends before the first token with low confidence: where the probability of the draft's most likely token is
+    below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's `draft-p-min` also stops
+    before that token). 0 never stops. `stop` is a user-defined rule instead (see
+    `workbench.speculative.draft_model.StopRule`). Neither changes the outputs: see `DraftModelProposer`.
 
-    `model: target` drafts with the target itself, with those of its `layers` alone (all unless given): it shares their
-    weights, and has a cache of its own."""
+    `model: target` drafts with the target itself, with only the given `layers` (default: all): the draft shares their
+        weights, and has its own cache.
+    """
 
     kind: Literal["draft"] = "draft"
-    model: str = "demo-draft"  # its name or folder; target: the target's own first layers
+    model: str = "demo-draft"  # name or folder; target: layers of the target itself
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    backend: str | None = None  # None is the target's
+    backend: str | None = None  # None: the target's
     confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     stop: CustomPart | None = None  # (probabilities [row, vocab], request ids) -> whether each draft ends [row]
-    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None  # of model: target
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = (
+        None  # layers, with model: target
+    )
 
     @property
     def stops_early(self) -> bool:
@@ -91,11 +96,12 @@ class DraftModel(_DraftSettings):
 
 
 class CustomProposer(_DraftSettings, CustomPart):
-    """A user-defined proposer: a class, built with the `SpeculationTarget` and `arguments` (see
+    """A user-defined proposer: a class, constructed with the `SpeculationTarget` and `arguments` (see
     `workbench.speculative.proposers.Proposer`).
 
-    With `tree` its drafts may be trees (see `Draft.parents`), of `num_speculative_tokens` tokens in all, which one step
-    verifies under a mask of their own (Miao et al., 2023)."""
+    With `tree` its drafts may be trees (see `Draft.parents`) of up to `num_speculative_tokens` tokens, which one step
+    verifies under a tree mask (Miao et al., 2023).
+    """
 
     kind: Literal["custom"] = "custom"
     tree: bool = False
@@ -108,7 +114,7 @@ class CustomProposer(_DraftSettings, CustomPart):
 
 
 def _named(value: Any) -> Any:
-    """Accept a kind alone, or a path, alone or in a mapping."""
+    """Accept a bare kind, a bare path, or a mapping."""
     if isinstance(value, str):
         return {"kind": "custom", "path": value} if ":" in value else {"kind": value}
     if isinstance(value, dict) and "kind" not in value and "path" in value:
@@ -122,12 +128,12 @@ _SPECULATE: TypeAdapter[Speculation] = TypeAdapter(SpeculationSetting)
 
 
 def proposes_trees(settings: Speculation) -> bool:
-    """Return whether drafts may be trees."""
+    """Return whether the drafts of these settings may be trees."""
     return isinstance(settings, CustomProposer) and settings.tree
 
 
 def parse_speculation(value: Any) -> Speculation:
-    """Parse a kind, a path, a mapping or the value itself."""
+    """Parse the settings of speculation, given as a kind, a path, a mapping or the settings themselves."""
     right = (
         "give none, prompt_lookup or draft, a path (mine.py:Proposer), or "
         "{kind: draft, model: demo-draft, num_speculative_tokens: 4}"

@@ -1,4 +1,4 @@
-"""Load a proposer of the user's own, or a rule that ends drafts, and tell a proposer of the model that verifies."""
+"""Load a user-defined proposer or stop rule, and describe the target model to a proposer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workbench.speculative.proposers import Proposer
 
 @dataclass(frozen=True)
 class SpeculationTarget:
-    """The model that verifies, as a proposer of the user's own sees it: its class is built with this value first.
+    """The target model as a user-defined proposer sees it: the first argument of the proposer's constructor.
 
     `settings` are those of `speculate`; `tokenizer` is None for a model of random weights.
     """
@@ -31,10 +31,10 @@ class SpeculationTarget:
     build_draft_model: Callable[[DraftModel], Proposer]
 
     def draft_model(self, **settings: Any) -> Proposer:
-        """Load a draft model, with the settings of `{kind: draft}`, and return a proposer of its tokens.
+        """Load a draft model with the settings of `{kind: draft}`, and return its proposer.
 
         Raises:
-            WorkbenchError: for settings that are unknown or wrong, and for a model that is not there.
+            WorkbenchError: for unknown or invalid settings, and for a missing model.
         """
         shared = {"num_speculative_tokens": self.settings.num_speculative_tokens, "accept": self.settings.accept}
         try:
@@ -45,7 +45,7 @@ class SpeculationTarget:
 
 
 def load_proposer(settings: CustomProposer, target: SpeculationTarget) -> Proposer:
-    """Build the proposer that `settings` name. Raises WorkbenchError where it cannot be one."""
+    """Build the proposer that `settings` name; raises WorkbenchError if it is not a proposer."""
     name = f"speculate {settings.path}"
     found = resolve_path(settings.path)
     if not isinstance(found, type):
@@ -60,7 +60,7 @@ def load_proposer(settings: CustomProposer, target: SpeculationTarget) -> Propos
 
 
 def load_stop_rule(part: CustomPart, vocab_size: int) -> StopRule:
-    """Build the rule that `part` names. Raises WorkbenchError where it cannot be one."""
+    """Build the stop rule that `part` names; raises WorkbenchError if it is not callable."""
     made, name = load_custom(part), f"speculate.stop {part.path}"
     if not callable(made):
         raise WorkbenchError(f"{name}: not callable; it needs __call__(self, probabilities, request_ids)")
@@ -70,7 +70,7 @@ def load_stop_rule(part: CustomPart, vocab_size: int) -> StopRule:
 
 
 def check_observer(made: Any, name: str, vocab_size: int) -> None:
-    """Check that what observes has both of its members. Raises WorkbenchError otherwise."""
+    """Raise WorkbenchError if an observer lacks one of its two members, `observed_top_k` and `observe`."""
     top_k = getattr(made, "observed_top_k", None)
     if (top_k is None) is callable(getattr(made, "observe", None)):
         raise WorkbenchError(f"{name}: what observes has both observed_top_k and observe(verifications)")

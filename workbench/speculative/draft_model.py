@@ -1,6 +1,6 @@
-"""Propose with a small model, whose KV cache follows the tokens that the target accepted.
+"""Propose tokens by a small draft model; its KV cache follows the tokens that the target accepted.
 
-On the backend mlir one call of compiled code proposes several tokens of every sequence.
+On the backend mlir, one call of compiled code proposes several tokens for every sequence.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from workbench.speculative.proposers import Verification
 
 
 class Drawing(NamedTuple):
-    """The random numbers of a sequence's draft tokens. Each number in [0, 1) draws one token from the softmax of the
-    logits divided by `temperature`."""
+    """The random numbers that draw a sequence's draft tokens. Each number in [0, 1) draws one token from the softmax of
+    the logits divided by `temperature`.
+    """
 
     temperature: float
     uniforms: list[float]
 
 
 class MultiStep(Protocol):
-    """Several decode steps in one call, which returns `steps` tokens by sequence.
+    """A function that runs several decode steps in one call, and returns `steps` tokens for each sequence.
 
-    They follow each sequence's next token to be computed. The first of them are `known`; the others are the likeliest,
-    or drawn if the sequence has a `Drawing`. A sequence's tokens end early if the draft is unsure of the next (see
-    `DraftModelProposer`). The logits of the steps [step, sequence, vocab] are returned too if anything is drawn, valid
-    until the next call.
+    The tokens follow each sequence's next token to be computed. The first ones are `known`; the others are the most
+    likely tokens, or drawn if the sequence has a `Drawing`. A sequence's tokens end early at low confidence (see
+    `DraftModelProposer`). If any token is drawn, the logits of the steps [step, sequence, vocab] are returned too; they
+    are valid until the next call.
     """
 
     def __call__(
@@ -55,11 +56,11 @@ class MultiStep(Protocol):
 
 
 class StopRule(Protocol):
-    """A rule that ends drafts where the draft is unsure: called before each draft token is chosen.
+    """A rule that ends drafts at low confidence: called before each draft token is chosen.
 
-    It is called with the draft's distribution of that token, filtered as its request says, of each sequence
-    [row, vocab], and the request ids of the rows, and returns a bool of each row: whether its draft ends before the
-    token. It may read the verifications of its drafts: see `ObservingProposer`, whose two members it has then.
+    Its arguments are the draft's distribution of that token for each sequence, after the request's filters [row,
+    vocab], and the request ids of the rows. It returns a bool for each row: whether the draft ends before the token. It
+    may also observe verifications by the two members of `ObservingProposer`.
     """
 
     def __call__(self, probabilities: Tensor, request_ids: Many[str], /) -> Tensor: ...
@@ -67,24 +68,24 @@ class StopRule(Protocol):
 
 @dataclass
 class DraftModelProposer:
-    """Propose a draft model's tokens for the target's sequences, each chosen as its request says: the likeliest if
-    it is greedy, otherwise drawn from the draft's logits after the request's own filters.
+    """Propose the tokens of a draft model for the target's sequences. Each request's sampling parameters choose them:
+    the most likely token if greedy, otherwise a draw from the draft's logits after the request's filters.
 
-    `kv_cache_manager` owns the pages that `executor` computes on. A sequence for which no pages are left gets no draft.
-    With `common_random_numbers` a token is drawn with the random number that the target will draw with, so that both
-    tend to agree.
+    `kv_cache_manager` owns the pages that `executor` computes on. If pages run out, a sequence gets no draft. With
+    `common_random_numbers` a token is drawn with the same random number that the target will use, so that both tend to
+    agree.
 
-    A draft ends before the first position at which the probability of the draft's likeliest token, filtered as the
-    request says, is below `confidence_threshold`, or at which `stop` says so. Outputs keep their distribution: whether
-    a position is proposed depends on the tokens before it alone, so the proposed token is distributed as the
-    probabilities that it is verified with. (Leaving a token out because *it* came out unlikely would be wrong: the
-    tokens left would be likelier than those probabilities.)
+    A draft ends before the first position where the probability of the draft's most likely token, after the request's
+    filters, is below `confidence_threshold`, or where `stop` returns True. Outputs keep their distribution: whether a
+    position is proposed depends only on the earlier tokens, so a proposed token has exactly the distribution that it is
+    verified with. (Dropping a token because *that token* was unlikely would be wrong: the remaining tokens would no
+    longer have this distribution.)
     """
 
     spec: ModelSpec
     executor: StepRunner
     kv_cache_manager: KVCacheManager
-    max_num_batched_tokens: int  # tokens that a step computes at most
+    max_num_batched_tokens: int  # maximum tokens of a step
     common_random_numbers: bool = False
     confidence_threshold: float = 0.0
     multi_step: MultiStep | None = None
@@ -108,7 +109,7 @@ class DraftModelProposer:
 
     @property
     def observed_top_k(self) -> int | None:
-        """Return what `stop` reads of verifications; None if it reads none."""
+        """Return the `observed_top_k` of `stop`; None if it does not observe."""
         return getattr(self.stop, "observed_top_k", None)
 
     def observe(self, verifications: Many[Verification]) -> None:
@@ -122,7 +123,7 @@ class DraftModelProposer:
             self.kv_cache_manager.free(followed.own)
 
     def _follow(self, sequence: Sequence) -> _DraftSequence:
-        """Return the draft's sequence, as long as the target's."""
+        """Return the draft's sequence, updated to the target's tokens."""
         each = self._followed.get(sequence.request_id)
         if each is None:
             own = Sequence.from_request(
@@ -148,12 +149,14 @@ class DraftModelProposer:
                 each.own.num_computed_tokens += 1
 
     def _at_once(self, mine: list[_DraftSequence], wanted: Mapping[str, int]) -> None:
-        """Draft all tokens in one call; every sequence starts as far back as the furthest one, with equal results."""
+        """Draft all tokens in one call; every sequence starts as many tokens back as the one furthest behind
+        (recomputing known tokens does not change results).
+        """
         assert self.multi_step is not None
         back = max(each.own.num_new_tokens for each in mine)
         for each in mine:
             each.own.num_computed_tokens = max(0, each.known - back)
-        back = min(each.own.num_new_tokens for each in mine)  # shorter where a text is shorter still
+        back = min(each.own.num_new_tokens for each in mine)  # fewer if a text is even shorter
         for each in mine:
             each.own.num_computed_tokens = each.known - back
         known = [each.own.token_ids[each.known - back + 1 :] for each in mine]
@@ -166,13 +169,14 @@ class DraftModelProposer:
             if each.draws and drafted:
                 each.drawn_from(logits[back - 1 : back - 1 + len(drafted), row])
             each.own.token_ids += drafted
-            # Where it was unsure of what comes next, the last of them was computed to find that out.
+            # If it ended at low confidence, its last token was computed to find that out.
             unsure = len(tokens) < min(steps, back - 1 + wanted[each.name])
             each.own.num_computed_tokens = len(each.own.token_ids) - (not unsure)
 
     def _catch_up(self, followed: list[_DraftSequence], wanted: Mapping[str, int], last: int) -> list[_DraftSequence]:
-        """Compute all but `last` known tokens, and return sequences with pages for their drafts; the others freed
-        theirs."""
+        """Compute all but `last` known tokens, and return the sequences with pages for their drafts; others free their
+        pages.
+        """
         asked = {each.name for each in followed}
         while True:
             for each in list(followed):
@@ -192,8 +196,9 @@ class DraftModelProposer:
                 self.kv_cache_manager.update_after_step(span.sequence)
 
     def _allocate(self, own: Sequence, more: int, asked: set[str]) -> bool:
-        """Allocate pages for the next step with `more` draft tokens, freeing sequences that are not `asked` for; return
-        success."""
+        """Allocate pages for the next step with `more` draft tokens, if needed by freeing sequences that are not in
+        `asked`; return success.
+        """
         while (missing := self.kv_cache_manager.pages_to_allocate(own, more)) is not None:
             if self.kv_cache_manager.first_exhausted_group(missing) is None:
                 self.kv_cache_manager.allocate(own, more)
@@ -209,8 +214,9 @@ class DraftModelProposer:
         return b"" if self.common_random_numbers else DRAFT_STREAM
 
     def _choose(self, ready: list[_DraftSequence], logits: Tensor) -> None:
-        """Append a token to each, and record the probabilities it was drawn from; none to sequences that are unsure of
-        it."""
+        """Append a token to each sequence, and record the probabilities it was drawn from; sequences with low
+        confidence get none.
+        """
         groups: dict[tuple[Filter, ...], list[int]] = {}
         for row, each in enumerate(ready):
             groups.setdefault(each.sampling_state.filters, []).append(row)
@@ -250,13 +256,13 @@ class DraftModelProposer:
 
 @dataclass
 class _DraftSequence:
-    """A target's sequence in the draft model: after `known` tokens come draft tokens, sampled from `chances`."""
+    """A target's sequence in the draft model: `known` tokens, followed by draft tokens sampled from `chances`."""
 
     own: Sequence
     sampling_state: SamplingState
     known: int = 0
     chances: list[Tensor] = field(default_factory=list)
-    unsure: bool = False  # of the token after those drafted
+    unsure: bool = False  # position of the token after the draft
 
     @property
     def name(self) -> str:
@@ -272,27 +278,27 @@ class _DraftSequence:
 
     @property
     def plainly(self) -> bool:
-        """Return whether its tokens are chosen from logits that nothing but a temperature has changed."""
+        """Return whether tokens are chosen from logits that are only changed by a temperature."""
         way = self.sampling_state
         return (
             way.sampler is not None and not way.custom_filters and all(isinstance(f, Temperature) for f in way.filters)
         )
 
     def drawing(self, back: int, steps: int, use: bytes) -> Drawing | None:
-        """Return the random numbers for a call of `steps` steps, of which the first `back` - 1 give known tokens."""
+        """Return the random numbers for a call of `steps` steps; the first `back` - 1 steps have known tokens."""
         if not self.draws:
             return None
         uniforms = [0.0] * (back - 1) + [self.uniform(use, ahead) for ahead in range(steps - back + 1)]
         return Drawing(self.sampling_state.request.sampling.temperature, uniforms)
 
     def drawn_from(self, logits: Tensor) -> None:
-        """Record the probabilities that its draft tokens were drawn from, given their `logits` [drafted, vocab]."""
+        """Record the probabilities of the draft tokens, given their `logits` [drafted, vocab]."""
         for rule in self.sampling_state.filters:
             logits = rule(logits, ())
         self.chances = list(logits.double().softmax(-1))
 
     def sync(self, token_ids: list[int]) -> None:
-        """Take over the target's `token_ids`; rejected draft tokens are dropped."""
+        """Update to the target's `token_ids`; rejected draft tokens are dropped."""
         own, same = self.own, self.known
         while same < min(len(own.token_ids), len(token_ids)) and own.token_ids[same] == token_ids[same]:
             same += 1
@@ -309,10 +315,11 @@ class _DraftSequence:
 
 
 class CompiledDraftSteps:
-    """Run up to `max_steps` steps in one call, by bucket of rows, over a model's own weights and a store's own pages.
+    """A `MultiStep` of compiled code: up to `max_steps` steps in one call, compiled by bucket of rows, on a model's
+    weights and a store's pages.
 
-    A row's tokens end before the first whose probability is below `confidence_threshold`; the steps end when all rows
-    have ended.
+    A row ends before the first token with a probability below `confidence_threshold`; the steps end when all rows have
+    ended.
     """
 
     def __init__(self, model: Transformer, store: KVStore, max_steps: int, confidence_threshold: float = 0.0):
@@ -324,7 +331,7 @@ class CompiledDraftSteps:
     def __call__(
         self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None]
     ) -> tuple[list[list[int]], Tensor]:
-        """Run `steps` steps as `MultiStep` says; a `known` token ends no row."""
+        """Run `steps` steps as described in `MultiStep`; a `known` token never ends a row."""
         bucket = self._of(bucket_for(len(sequences)), self.confidence_threshold > 0 or any(draws))
         count = len(sequences)
         forced = [[row[step] if step < len(row) else -1 for row in known] for step in range(steps)]
@@ -340,7 +347,7 @@ class CompiledDraftSteps:
                 pages = own.pages[group]
                 rows[row, : len(pages)] = pages
                 rows[row, len(pages) :] = 0
-        if bucket.weighs:  # on a fixed number of threads: sums of probabilities depend on it
+        if bucket.weighs:  # a fixed number of threads, since sums of probabilities depend on it
             self._weigh(bucket, steps, draws)
             bucket(steps)
         else:

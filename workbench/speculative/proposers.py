@@ -1,5 +1,6 @@
-"""Propose tokens to verify, decide how many, and show a proposer what came of them. Prompt lookup (Saxena 2023)
-proposes what followed the same tokens earlier in the text."""
+"""Propose draft tokens, choose their number, and report verifications to a proposer. Prompt lookup (Saxena 2023)
+proposes the tokens that followed the same n-gram earlier in the text.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +18,36 @@ from workbench.scheduler.plan import StepPlan
 
 
 class Verification(NamedTuple):
-    """The outcome of a step for one sequence: its last known token was computed, and the draft after it."""
+    """The outcome of verifying one sequence in a step, which computed its last known token and the draft after it."""
 
-    sequence: Sequence  # the new tokens included
-    draft: Draft  # as it was verified: what did not fit into the step is not in it; empty without a draft
-    accepted: tuple[int, ...]  # places in the draft of the accepted tokens
+    sequence: Sequence  # all tokens, new ones included
+    draft: Draft  # the verified draft, without tokens that did not fit into the step; empty if there was none
+    accepted: tuple[int, ...]  # indices of the accepted tokens in the draft
     token_ids: tuple[int, ...]  # new tokens: the accepted ones and the one after them
-    # The target's likeliest tokens by the model's own logits, `observed_top_k` of them, the likeliest first: after the
-    # last known token, then after each draft token, accepted or not, given the draft tokens before it. Empty for 0.
+    # The target's `observed_top_k` most likely tokens by the model's own logits, most likely first: after the last
+    # known token, then after each draft token (accepted or not), given the earlier draft tokens. Empty for 0.
     top_tokens: tuple[tuple[int, ...], ...] = ()
 
 
 class Proposer(Protocol):
-    """A proposer of up to `counts` tokens for each sequence. It may keep state per request until `forget`.
+    """A proposer of draft tokens. It may keep state per request until `forget`.
 
-    Proposals are free: the target's output stays what it is, whatever is proposed, as long as the tokens of a draft
-    with probabilities are drawn from them.
+    Proposals never change the target's output (for a draft with probabilities: if its tokens are drawn from them).
     """
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]:
-        """Return a draft for each sequence, of at most as many tokens as its count."""
+        """Return a draft for each sequence, of at most `counts` tokens."""
         ...
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request: it has ended, or starts anew."""
+        """Drop the state of a request that has ended or restarts."""
 
 
 class ObservingProposer(Proposer, Protocol):
-    """A proposer that is shown every verification of its sequences, steps without a draft included.
+    """A proposer that observes the verification of its sequences in every step, also in steps without a draft.
 
-    `observed_top_k` is the number of the target's likeliest tokens that it reads at each position: 0 for none, and
-    nothing is computed; 1 for the likeliest.
+    `observed_top_k` is the number of the target's most likely tokens that it reads at each position; with 0 they are
+    not computed.
     """
 
     observed_top_k: int
@@ -57,7 +57,7 @@ class ObservingProposer(Proposer, Protocol):
 
 @dataclass
 class Speculator:
-    """The speculator of a runner: `proposer` chooses tokens, this class their number.
+    """The speculator of a runner: `proposer` chooses draft tokens, this class chooses their number.
 
     The number is `num_speculative_tokens`, adapted to acceptance if `length` is adaptive, and never more than the
     request can use.
@@ -68,8 +68,8 @@ class Speculator:
     max_model_len: int
     length: Literal["fixed", "adaptive"] = "fixed"
     accept: Literal["rejection", "match"] = "rejection"
-    vocab_size: int | None = None  # drafts are checked against it
-    name: str = "the proposer"  # in errors
+    vocab_size: int | None = None  # vocabulary size, for checks of drafts
+    name: str = "the proposer"  # name in error messages
     trees: bool = False  # whether drafts may be trees
     _lengths: dict[str, int] = field(default_factory=dict, repr=False)
     _known: dict[str, Sequence] = field(default_factory=dict, repr=False)
@@ -88,8 +88,9 @@ class Speculator:
 
     @property
     def observed_top_k(self) -> int | None:
-        """Return how many of the target's likeliest tokens the proposer reads at a position; None if it observes
-        nothing."""
+        """Return how many of the target's most likely tokens the proposer reads at each position; None if it does not
+        observe.
+        """
         return getattr(self.proposer, "observed_top_k", None)
 
     def observe(
@@ -99,12 +100,12 @@ class Speculator:
         drafts: Mapping[str, Draft],
         sampled: Mapping[str, tuple[int, ...]],
     ) -> None:
-        """Show the proposer what a step verified, if it wants to know.
+        """Report a step's verifications to the proposer, if it observes.
 
         Args:
-            plan: the computed plan, after it was committed.
+            plan: the computed and committed plan.
             logits: its rows, [sample, vocab].
-            drafts: drafts by request id, which the plan may have cut.
+            drafts: drafts by request id; the plan may have cut them.
             sampled: new tokens by request id: the accepted draft tokens and one after them.
         """
         top_k = self.observed_top_k
@@ -126,7 +127,7 @@ class Speculator:
             self.proposer.observe(found)  # type: ignore[attr-defined] (an ObservingProposer)
 
     def _check(self, drafts: Many[Draft], counts: Many[int]) -> None:
-        """Refuse drafts that no step could verify (WorkbenchError)."""
+        """Raise WorkbenchError for invalid drafts."""
         if len(drafts) != len(counts):
             raise WorkbenchError(f"{self.name}: returned {len(drafts)} drafts for {len(counts)} sequences")
         for draft, count in zip(drafts, counts, strict=True):
@@ -164,13 +165,13 @@ class Speculator:
     def _count(self, sequence: Sequence) -> int:
         if not sequence.is_decoding or sequence.beams:
             return 0
-        # The token after the draft needs a position too.
+        # The token after the draft also needs a position.
         left = sequence.request.sampling.max_output_tokens - (len(sequence.token_ids) - sequence.prompt_length)
         room = min(left, self.max_model_len - len(sequence.token_ids)) - 1
         return min(self._lengths.get(sequence.request_id, self.num_speculative_tokens), room)
 
     def clear(self) -> None:
-        """Forget every sequence; unfinished ones start anew."""
+        """Forget every sequence; unfinished ones restart."""
         self._forget(list(self._known))
 
     def _sweep(self) -> None:
@@ -192,8 +193,8 @@ def _likeliest(logits: Tensor, count: int) -> list[list[int]]:
 
 @dataclass
 class PromptLookupProposer:
-    """Propose from the latest earlier occurrence of the longest run of last tokens, of `max_ngram` down to
-    `min_ngram` tokens."""
+    """Propose the tokens that followed the last tokens of a text where they occurred before: the longest n-gram, of
+    `max_ngram` down to `min_ngram` tokens, at its latest earlier occurrence."""
 
     min_ngram: int
     max_ngram: int
@@ -212,7 +213,7 @@ class PromptLookupProposer:
         for length in range(min(self.max_ngram, len(ids) - 1), self.min_ngram - 1, -1):
             place = seen.after.get(tuple(ids[-length:]))
             if place is not None:
-                period = len(ids) - place  # what is copied may run on into the copy itself
+                period = len(ids) - place  # the copied tokens may overlap the copy itself
                 return Draft(tuple(ids[place + i % period] for i in range(count)))
         return Draft()
 
@@ -222,7 +223,7 @@ class _NgramIndex:
     """The position after the latest occurrence of each n-gram, except those that end with the text's last token."""
 
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
-    known: int = 0  # places up to here are entered
+    known: int = 0  # n-grams are indexed up to this position
 
     def extend(self, ids: list[int], min_ngram: int, max_ngram: int) -> None:
         for place in range(self.known + 1, len(ids)):

@@ -1,2 +1,2 @@
-"""Sweeps: expand an experiment into points, run them, and read their folder. It may not import reports, claims or
-widgets."""
+"""Sweep experiments: expand an experiment into points, run them, and read their folder. This package may not import
+reports, claims or widgets."""

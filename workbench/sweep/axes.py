@@ -1,4 +1,4 @@
-"""Expand an experiment into the points of its sweep: every combination of its axes, each an experiment of its own.
+"""Expand an experiment into the points of its sweep: one experiment for every combination of its axes.
 
 Points are labelled by the settings that differ between them.
 """
@@ -14,27 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import COMPARISONS, Experiment
+from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import Sweep, paths_overlap
 from workbench.experiment.variants import AS_GIVEN
 from workbench.sweep.point import SweepPoint
 
 MAX_POINTS = 100_000
-SEED_PATHS = ("sampling.seed", "workload.seed")  # where the experiment has them
-SEED_STRIDE = 1_000_000  # a run numbers its requests' seeds from its own; repetitions must share none
+SEED_PATHS = ("sampling.seed", "workload.seed")  # if the experiment has them
+SEED_STRIDE = 1_000_000  # a run's requests take consecutive seeds from its seed on; repetitions must not overlap
 POINTS = "points"
 
 
 @dataclass(frozen=True)
 class AxisChoice:
-    """One value of an axis: its settings (dotted path -> value), and its name where it is a variant."""
+    """One value of a sweep's axis: the settings that it changes (dotted path -> value), and its name if it is a
+    variant."""
 
     settings: Mapping[str, Any]
     name: str | None = None
 
 
 def label_points(experiment: Experiment, choices: Sequence[AxisChoice]) -> list[str]:
-    """Return one label a choice, in their order; a variant's name replaces the settings of the variants."""
+    """Return one label for each choice, in order; if a choice is a variant, its name stands for the variant's
+    settings."""
     base = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     named = any(choice.name is not None for choice in choices)
     inside = {path for settings in experiment.variants.values() for path in settings} if named else set()
@@ -51,7 +53,7 @@ def label_points(experiment: Experiment, choices: Sequence[AxisChoice]) -> list[
 
 
 def value_at(values: Any, path: str) -> Any:
-    """Return the value at a dotted path; None where there is none."""
+    """Return the value at a dotted path; None if there is none."""
     for piece in path.split("."):
         values = values.get(piece) if isinstance(values, Mapping) else None
     return values
@@ -63,7 +65,7 @@ def format_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ExpandedSweep:
-    """The points of a sweep, and remarks on how they were made."""
+    """The points of a sweep, and remarks on how they were derived."""
 
     points: tuple[SweepPoint, ...]
     remarks: tuple[str, ...]
@@ -75,7 +77,7 @@ def expand_sweep(experiment: Experiment, folder: Path) -> ExpandedSweep:
     All points come once, then all again with the next seeds, for as many repetitions as the sweep has.
 
     Raises:
-        WorkbenchError: the message lists everything that is wrong with any of the points.
+        WorkbenchError: the message lists all errors of all points.
     """
     sweep = experiment.sweep or Sweep()
     axes, remarks = _axes(experiment, sweep)
@@ -113,9 +115,9 @@ def _axes(experiment: Experiment, sweep: Sweep) -> tuple[list[list[AxisChoice]],
         axes.append([AxisChoice(each) for each in sweep.overrides])
     remarks = []
     if experiment.judge is not None:
-        remarks.append("the judge is left out: it judges the rows of one run, and points are runs by themselves")
-    if experiment.measure.rounds > 1 and not isinstance(experiment.workload, COMPARISONS):
-        remarks.append("measure.rounds is of variants in turn: a point has one; --repeat runs all of them again")
+        remarks.append("the judge is ignored: it judges the rows of one run, and each point is a run of its own")
+    if experiment.measure.rounds > 1 and not experiment.workload.is_comparison:
+        remarks.append("measure.rounds is ignored: it is for several variants, a point has one; use --repeat")
     if not experiment.variants:
         return axes, remarks
     swept = [path for group in sweep.groups() for path in group]
@@ -134,7 +136,7 @@ def _combined(choices: Sequence[AxisChoice]) -> AxisChoice:
 
 
 def _point(experiment: Experiment, settings: Mapping[str, Any], repetition: int) -> tuple[dict[str, Any], Experiment]:
-    fixed = {} if isinstance(experiment.workload, COMPARISONS) else {"measure.rounds": 1}
+    fixed = {} if experiment.workload.is_comparison else {"measure.rounds": 1}
     made = experiment.single({**fixed, **settings}, "sweep")
     if repetition == 0:
         return dict(settings), made

@@ -1,7 +1,7 @@
-"""Run a worker that ends with its parent: `python -m workbench.sweep.bound PARENT MODULE WORD...`.
+"""Run a worker that ends when its parent process ends: `python -m workbench.sweep.bound PARENT MODULE WORD...`.
 
-Linux ends it with its parent, however the parent ends. Elsewhere it finishes its point, and the next worker of that
-point waits for it. Only the standard library is imported, so that a cluster's own process stays small.
+Linux ends the worker with its parent, however the parent ends. Elsewhere the worker finishes its point, and the next
+worker of that point waits for it. Only the standard library is imported, to keep the cluster's own process small.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def worker_arguments(point: Path) -> tuple[list[str], str, str, str]:
 
 
 def run_child(module_words: Sequence[str], log: str, folder: str, python_path: str) -> int:
-    """Run `python -m` these words as a child bound to this process, and return its exit code.
+    """Run `python -m` with `module_words` as a child that ends with this process, and return its exit code.
 
     Args:
         module_words: the module and its arguments.
         log: file to which the child's output is appended.
-        folder: the child's working folder, where it exists.
+        folder: the child's working folder, used if it exists.
         python_path: placed before the entries of PYTHONPATH.
     """
     paths = os.pathsep.join(filter(None, (python_path, os.environ.get("PYTHONPATH"))))
@@ -49,7 +49,8 @@ def run_child(module_words: Sequence[str], log: str, folder: str, python_path: s
 
 
 def run_child_job(job: str, outcome: str, *arguments: Any) -> int:
-    """Call `run_child`; then remove the point's file named `job` if there is one named `outcome`."""
+    """Call `run_child` with `arguments`, and return its exit code; if the point then has its file `outcome`, remove its
+    file `job`."""
     code = run_child(*arguments)
     point = Path(arguments[1]).parent
     if (point / outcome).exists():
@@ -58,7 +59,7 @@ def run_child_job(job: str, outcome: str, *arguments: Any) -> int:
 
 
 def bind(parent: int) -> None:
-    """End this process when `parent`, which started it, ends or has ended meanwhile."""
+    """Make this process end when its parent process `parent` ends or has ended already."""
     with suppress(OSError, AttributeError):  # a system without prctl
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

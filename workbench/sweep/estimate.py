@@ -1,4 +1,4 @@
-"""Estimate time and memory of points: from points that have run, else from the cost model."""
+"""Estimate time and memory of points from points that have run, else from the cost model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from statistics import median
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import ServedRequests, WorkloadCost
 from workbench.machine.processor import resident_bytes
 from workbench.sweep.point import PointResult, SweepPoint
-from workbench.sweep.point_workload import CachedCeilings, PointWorkload, ServedRequests, point_workload
+from workbench.sweep.point_cost import CachedCeilings, cost_key, point_cost, served_bytes, served_seconds
 
 COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN = (
     "cost model",
@@ -23,7 +24,8 @@ COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of one point; None where it is unknown. Values of the cost model are lower bounds."""
+    """The estimated seconds and bytes of one point, None if unknown, with their source. Values of the cost model are
+    lower bounds."""
 
     seconds: float | None
     bytes: int | None
@@ -32,9 +34,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates by key.
+    """The estimates of all points, by the points' keys.
 
-    `contention` is the share that other processes had when this machine's ceilings were measured.
+    `contention` is the share of the processor used by other processes when this machine's ceilings were measured.
     """
 
     by_key: Mapping[str, Estimate]
@@ -49,21 +51,21 @@ def estimate_points(
 ) -> Estimates:
     """Estimate every point.
 
-    A point that has run, here (`outcomes`) or in another sweep (`earlier_folders`), has its measured values. The others
-    have the cost model's lower bounds for this machine. Once points have run, these bounds are scaled by the median
-    ratio of measured values to bounds.
+    A point that has run, here (`outcomes`) or in another sweep (`earlier_folders`), gets its measured values. Other
+    points get the cost model's lower bounds for this machine; once points have run, these bounds are scaled by the
+    median ratio of measured values to bounds.
 
     Args:
         points: the points, in their order.
         outcomes: outcomes in this sweep, by key.
         earlier_folders: folders of the same points in other sweeps, by key.
-        start_seconds: seconds of a process to start, included in the bounds.
+        start_seconds: seconds that a process takes to start, included in the bounds.
 
     Raises:
         WorkbenchError: the message lists every point whose model or workload is impossible.
     """
-    works, bounds = _workloads(points), _LowerBounds(start_seconds)
-    bounds_by_key = {key: bounds.for_workload(work) for key, work in works.items()}
+    costs, bounds = _costs(points), _LowerBounds(start_seconds)
+    bounds_by_key = {key: bounds.of_cost(cost) for key, cost in costs.items()}
     ran = {point.key: found for point in points if (found := _measured(point, outcomes, earlier_folders)) is not None}
     seconds = _scale_bounds(bounds_by_key, {key: each.seconds for key, each in ran.items()}, 0)
     size = _scale_bounds(bounds_by_key, {key: each.peak_bytes for key, each in ran.items()}, 1)
@@ -75,7 +77,7 @@ def estimate_points(
             else SCALED_COST_MODEL.format(len(ran))
             if ran
             else UNKNOWN
-            if works[key] is None
+            if costs[key] is None
             else COST_MODEL
         )
         found[key] = Estimate(seconds[key], size[key], source)
@@ -83,7 +85,7 @@ def estimate_points(
 
 
 def _scale_bounds(least: Mapping[str, Sequence], measured: Mapping[str, float | None], which: int) -> dict[str, Any]:
-    """Return measured values, or bounds scaled to the measured ones, or the median of the measured ones."""
+    """Return by key the measured value, else the bound scaled by measured ones, else the median of measured values."""
     known = {key: value for key, value in measured.items() if value}
     bounds = {key: each[which] for key, each in least.items()}
     factors = [value / bounds[key] for key, value in known.items() if bounds[key]]
@@ -91,18 +93,18 @@ def _scale_bounds(least: Mapping[str, Sequence], measured: Mapping[str, float | 
     return {key: known.get(key) or (usual if bound is None else bound * factor) for key, bound in bounds.items()}
 
 
-def _workloads(points: Sequence[SweepPoint]) -> dict[str, PointWorkload | None]:
-    works: dict[str, PointWorkload | None] = {}
+def _costs(points: Sequence[SweepPoint]) -> dict[str, WorkloadCost | None]:
+    costs: dict[str, WorkloadCost | None] = {}
     wrong: dict[str, list[str]] = {}
     for point in points:
         try:
-            works[point.key] = point_workload(point.experiment)
+            costs[point.key] = point_cost(point.experiment)
         except WorkbenchError as error:
             wrong.setdefault(str(error), []).append(point.label)
     if wrong:
         message = "; ".join(f"{error} (in {', '.join(names)})" for error, names in wrong.items())
         raise WorkbenchError(f"sweep: {message}")
-    return works
+    return costs
 
 
 class _LowerBounds:
@@ -113,18 +115,18 @@ class _LowerBounds:
         self.machine = CachedCeilings()
         self.known: dict[str, tuple[float, int]] = {}
 
-    def for_workload(self, work: PointWorkload | None) -> tuple[float | None, int | None]:
-        """Return seconds and bytes."""
-        if work is None:
+    def of_cost(self, cost: WorkloadCost | None) -> tuple[float | None, int | None]:
+        """Return (seconds, bytes); None for an unknown bound."""
+        if cost is None:
             return None, None
-        each = [self._served(served) for served in work.served]
-        seconds = max(work.min_seconds, sum(seconds for seconds, _ in each))
-        return self.start + seconds, self.process + work.other_bytes + sum(size for _, size in each)
+        each = [self._served(served) for served in cost.served]
+        seconds = max(cost.min_seconds, sum(seconds for seconds, _ in each))
+        return self.start + seconds, self.process + cost.other_bytes + sum(size for _, size in each)
 
     def _served(self, served: ServedRequests) -> tuple[float, int]:
-        key = served.cost_key
+        key = cost_key(served)
         if key not in self.known:
-            self.known[key] = served.seconds(self.machine), served.bytes()
+            self.known[key] = served_seconds(served, self.machine), served_bytes(served)
         return self.known[key]
 
 

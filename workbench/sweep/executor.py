@@ -1,8 +1,8 @@
-"""The interface of sweep executors, and the command of a worker.
+"""Define the interface of sweep executors, and the command of a worker.
 
-An executor knows folders and processes, nothing of experiments. A worker is `python -m workbench.sweep.worker
-FOLDER/point.json`, which leaves its run folder and `outcome.json` in the point's folder; its output goes to the point's
-`log.txt`. Two workers on one point do no harm: the second waits and finds it done.
+An executor handles folders and processes and does not know experiments. A worker is `python -m workbench.sweep.worker
+FOLDER/point.json`, which writes its run folder and `outcome.json` into the point's folder; its output goes to the
+point's `log.txt`. Two workers on one point do no harm: the second waits and finds the point done.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from workbench.sweep.point import POINT
 
 
 class SweepExecutor(Protocol):
-    """An executor of a sweep's points."""
+    """The interface of an executor, which runs the points of a sweep."""
 
     def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
         """Run a worker for each of `points` (folders of points), starting them in this order.
 
-        `on_end` is called with each folder whose worker has ended, from the calling thread. Its outcome is then there,
-        or is missing where the worker died. Retrying is the caller's decision. Points without a call may still run
-        elsewhere when this returns. Where an exception leaves (Ctrl-C), workers on this machine have ended.
+        `on_end` is called, in the calling thread, with the folder of each worker that has ended. The folder then has
+        an outcome, unless the worker died; the caller decides on retries. Points without a call may still run
+        elsewhere when this returns. If it raises (Ctrl-C), workers on this machine have ended.
         """
         ...
 

@@ -1,10 +1,10 @@
-"""A sweep's folder: the sweep in `sweep.yaml`, and a folder for each point below `points/`.
+"""Read and write a sweep's folder: the sweep in `sweep.yaml`, and a folder for each point below `points/`.
 
 NAME-YYYYmmdd-HHMMSS-xxxx/
   sweep.yaml                the experiment with its sweep, and the points in their order
   points/KEY/point.json     the point's experiment
-  points/KEY/run-.../       its run folder, as `workbench run` makes it
-  points/KEY/outcome.json   that it is done, or why it failed; as long as it is not there, the point has not run
+  points/KEY/run-.../       its run folder, as written by `workbench run`
+  points/KEY/outcome.json   result or error; without this file the point has not run
   points/KEY/log.txt        the worker's output
 
 A new sweep is opened from options: `--set path=value,value` is an axis, `--zip` links axes, `--repeat` repeats.
@@ -44,31 +44,31 @@ class SweepFolder:
 
     @classmethod
     def create(cls, experiment: Experiment, parent: Path, name: str) -> SweepFolder:
-        """Create a sweep with a new name below `parent`; nothing is written. WorkbenchError where a point is wrong."""
+        """Create a sweep with a new name below `parent`, without writing it. WorkbenchError if a point is invalid."""
         path = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         found = expand_sweep(experiment, path)
         return cls(path, name, experiment, found.points, found.remarks)
 
     @classmethod
     def read(cls, path: Path) -> SweepFolder:
-        """Read the sweep at `path`. WorkbenchError where none is there."""
+        """Read the sweep at `path`. WorkbenchError if there is none."""
         try:
             values = read_yaml_file(path / SWEEP)
             name, keys = values["name"], [each["key"] for each in values["points"]]
             experiment = Experiment.from_values(values["experiment"], str(path / SWEEP))
         except (LookupError, TypeError, ValueError) as error:
             cause = f" ({error})" if isinstance(error, WorkbenchError) else ""
-            raise WorkbenchError(f"{path}: is no sweep's folder, which has a {SWEEP}{cause}") from None
+            raise WorkbenchError(f"{path}: is no sweep folder: it has no valid {SWEEP}{cause}") from None
         return cls(path, name, experiment, tuple(SweepPoint.read(path / POINTS / key) for key in keys))
 
     def extend(self, experiment: Experiment) -> SweepFolder:
-        """Add the points of another sweep; points in both are the same."""
+        """Return the sweep with the points of another experiment added; points that are in both are kept once."""
         found = expand_sweep(experiment, self.path)
         points = {point.key: point for point in (*self.points, *found.points)}
         return replace(self, experiment=experiment, points=tuple(points.values()), remarks=found.remarks)
 
     def write(self) -> None:
-        """Write points, then `sweep.yaml`, so that whatever it names exists."""
+        """Write the points, and then `sweep.yaml`, so that all points that this file names exist."""
         for point in self.points:
             point.write()
         points = [{"key": point.key, "label": point.label} for point in self.points]
@@ -77,8 +77,8 @@ class SweepFolder:
 
 
 def find_earlier_points(parent: Path, points: Sequence[SweepPoint]) -> dict[str, Path]:
-    """Return the folders of points that have run without an error in another sweep below `parent`, by key; of several
-    that of the last sweep by name."""
+    """Return the folders of points that already ran without an error in other sweeps below `parent`, by key. Of several
+    folders for one point, it is the one of the last sweep by name."""
     others = sorted(path.parent / POINTS for path in parent.glob(f"*/{SWEEP}"))
     folders = (other / point.key for other in others for point in points if other / point.key != point.folder)
     outcomes = {folder: PointResult.read(folder) for folder in folders if folder.is_dir()}
@@ -88,10 +88,10 @@ def find_earlier_points(parent: Path, points: Sequence[SweepPoint]) -> dict[str,
 def experiment_with_axes(
     file: Path | Experiment, sets: Sequence[str] = (), zips: Sequence[str] = (), repeat: int | None = None
 ) -> Experiment:
-    """Return the experiment (or the one in a file) with its sweep and the options together.
+    """Return the experiment (or the one in a file) with its sweep extended by the options.
 
-    The options win where both set a path: a single value changes the experiment and removes the axis, several are the
-    axis. All of `zips` are one group.
+    Options take precedence over the sweep: a single value changes the experiment and removes the axis, several values
+    become the axis. All of `zips` form one group.
     """
     words = [(word, *_parse_values(word, "--set")) for word in sets]
     plain = tuple(word for word, _, values in words if len(values) == 1)
@@ -117,7 +117,7 @@ def experiment_with_axes(
 def open_sweep(source: Experiment | Path | str, sets: Sequence[str], out: Path) -> SweepFolder:
     """Open a sweep: a new one below `out` for an experiment or its file, or an existing one by its folder.
 
-    An existing sweep gets the points of `sets` besides.
+    The points of `sets` are added to an existing sweep.
     """
     if isinstance(source, Experiment):
         return SweepFolder.create(experiment_with_axes(source, sets), out, "sweep")
@@ -129,7 +129,7 @@ def open_sweep(source: Experiment | Path | str, sets: Sequence[str], out: Path) 
 
 
 def _parse_values(word: str, option: str) -> tuple[str, list[Any]]:
-    """Split `PATH=VALUE,VALUE` into the path and its values; commas within brackets and quotes do not separate."""
+    """Split `PATH=VALUE,VALUE` into path and values; commas within brackets and quotes do not separate values."""
     path, equals, text = word.partition("=")
     if not equals or not path:
         raise WorkbenchError(

@@ -1,4 +1,4 @@
-"""Run points on this machine, each in a process of its own, so that compile caches and memory are clean."""
+"""Run points on this machine, each in its own process, so that compile caches and memory are clean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 class LocalSweepExecutor:
-    """Run up to `jobs` workers at once; several share the processor's cores between them."""
+    """Run up to `jobs` workers at once, dividing the processor's cores among them."""
 
     def __init__(self, setting: LocalSweepConfig) -> None:
         self.jobs = setting.jobs

@@ -10,6 +10,7 @@ from workbench.machine.processor import MAX_CONTENTION
 from workbench.sweep.estimate import COST_MODEL, MEASURED, Estimate, estimate_points
 from workbench.sweep.folder import SweepFolder, find_earlier_points
 from workbench.sweep.run import SweepRow, read_rows
+from workbench.units import format_percent
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Every point with its estimate; `remarks` are for the reader."""
+    """The plan of a sweep: all points with their estimates, and remarks for the reader."""
 
     sweep: SweepFolder
     points: tuple[PlannedPoint, ...]
@@ -34,7 +35,7 @@ class SweepPlan:
 
     @property
     def seconds(self) -> float:
-        """Sum the estimates of all points to run, as far as they are known."""
+        """Return the total estimated seconds of the points to run, without points whose time is unknown."""
         return sum(each.estimate.seconds or 0.0 for each in self.to_run)
 
     @property
@@ -43,7 +44,7 @@ class SweepPlan:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Return whether the estimates are lower bounds."""
+        """Return whether `seconds` is a lower bound, because some estimates come from the cost model."""
         return any(each.estimate.source == COST_MODEL for each in self.to_run)
 
     @property
@@ -80,11 +81,11 @@ def plan_sweep(sweep: SweepFolder, parent: Path, start_seconds: float = 0.0, ret
     Args:
         sweep: the sweep.
         parent: folder of other sweeps, which may have run the same points.
-        start_seconds: seconds of a process to start.
+        start_seconds: seconds that a process takes to start.
         retry_failed: count failed points among those to run.
 
     Raises:
-        WorkbenchError: a point's model or workload is impossible.
+        WorkbenchError: for a point with an impossible model or workload.
     """
     rows = read_rows(sweep)
     outcomes = {row.point.key: row.outcome for row in rows if row.outcome is not None}
@@ -100,18 +101,18 @@ def _source_remarks(made: SweepPlan, start_seconds: float, contention: float) ->
     if COST_MODEL in sources:
         start = f" and {start_seconds:.1f} s for a process to start, as this one did" if start_seconds else ""
         remarks.append(
-            f"cost model: FLOPs and bytes of every step at this machine's measured ceilings{start}; the least: "
-            "compiling, and what Python takes between kernels, come on top"
+            f"cost model: FLOPs and bytes of every step at this machine's measured ceilings{start}: lower bounds, "
+            "without compilation and Python's time between kernels"
         )
         if contention > MAX_CONTENTION:
             remarks.append(
-                f"others had {contention:.0%} of this machine when its ceilings were measured: they are too low"
+                f"ceilings too low: other processes used {format_percent(contention)} of the machine meanwhile"
             )
     if MEASURED in sources:
         remarks.append("measured: the same points have run in another sweep")
     if made.num_without_estimate:
         remarks.append(
-            f"unknown: of {made.num_without_estimate} points shapes give no time; it is estimated once one has run"
+            f"unknown: of {made.num_without_estimate} points shapes give no time; it is estimated after one has run"
         )
     return remarks
 

@@ -1,4 +1,4 @@
-"""A point of a sweep: one experiment with a folder of its own, and its outcome."""
+"""Represent a point of a sweep: one experiment with its own folder, and its outcome."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SweepPoint:
     """One experiment of a sweep.
 
     `experiment_text` is the experiment in canonical JSON and `key` its hash. `label` names the settings in which the
-    point differs from others; `settings` are those of the sweep (dotted path -> value). The run folder is made in
-    `folder`.
+    point differs from others; `settings` are the sweep's settings (dotted path -> value). `folder` will contain the run
+    folder.
     """
 
     key: str
@@ -41,7 +41,7 @@ class SweepPoint:
 
     @classmethod
     def read(cls, folder: Path) -> SweepPoint:
-        """Read the point of a folder. WorkbenchError where none is written there, or another one."""
+        """Read the point in a folder. WorkbenchError if there is none, or if it was changed."""
         try:
             values = read_json_file(folder / POINT)
             text = _canonical(values["experiment"])
@@ -53,7 +53,7 @@ class SweepPoint:
         return found
 
     def write(self) -> None:
-        """Write the point into its folder, which is made, completely or not at all."""
+        """Write the point atomically into its folder, creating the folder."""
         values = {"key": self.key, "label": self.label, "settings": dict(self.settings)}
         write_json(self.folder / POINT, values | {"experiment": json.loads(self.experiment_text)})
 
@@ -64,9 +64,9 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class PointResult:
-    """The result of a point: its run folder, or an error, or both where requests failed in a recorded run.
+    """The result of a point: its run folder, or an error, or both if requests failed in a recorded run.
 
-    `seconds` and `peak_bytes` are those of the worker's process, from its start to its end.
+    `seconds` and `peak_bytes` cover the worker's whole process.
     """
 
     key: str
@@ -77,7 +77,7 @@ class PointResult:
 
     @classmethod
     def read(cls, folder: Path) -> PointResult | None:
-        """Read the outcome of the point in `folder`; None where it is missing, or its run folder is damaged."""
+        """Read the outcome of the point in `folder`; None if it is missing, or its run folder is damaged."""
         try:
             values = read_json_file(folder / OUTCOME)
             run = None if values["run"] is None else folder / values["run"]
@@ -88,15 +88,15 @@ class PointResult:
         return None if gone or found.key != folder.name else found
 
     def write(self, folder: Path) -> None:
-        """Write the outcome into the point's folder, completely or not at all."""
+        """Write the outcome atomically into the point's folder."""
         run = None if self.folder is None else self.folder.name
         values = {"key": self.key, "run": run, "error": self.error, "seconds": self.seconds}
         write_json(folder / OUTCOME, values | {"peak_bytes": self.peak_bytes})
 
 
 def key_of(experiment: Experiment) -> str:
-    """Return the key of an experiment: equal for equal experiments in any process, on any machine and in any order of
-    keys.
+    """Return the key of an experiment, which is equal for equal experiments, in any process, on any machine, and with
+    settings in any order.
     """
     return _hash(_canonical(experiment.model_dump(mode="json")))
 
@@ -114,7 +114,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the file completely or not at all. WorkbenchError where it cannot be written."""
+    """Write the file atomically. WorkbenchError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))

@@ -1,7 +1,7 @@
 """Run points on a Ray cluster: a given one, or one started on this machine for the sweep.
 
-Each point is a task with a child process that ends with the worker. The task returns an exit code; everything else is
-in the point's folder. Ray itself retries no point: a worker's death is reported, as by any executor.
+Each point is a task with a child process that ends with the worker. The task returns an exit code; all results are in
+the point's folder. Ray itself retries no point: a worker's death is reported, as by any executor.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME
 from workbench.sweep.settings import RaySweepConfig
 
-OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
+OBJECT_STORE_BYTES = 100 * 2**20  # size of the object store, which stays empty
 FILE_TIMEOUT_SECONDS = 90.0  # seconds until a network file system shows another node's writes
-SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
+SOCKET_FOLDER = "/tmp"  # short, since a socket path has at most 107 bytes
 
 
 class RaySweepExecutor:
-    """Run as many points at once as fit the cluster, each with `cpus` cores and `gpus` accelerators."""
+    """Run as many points at once as fit the cluster, each with the setting's `cpus` cores and `gpus` accelerators."""
 
     def __init__(self, setting: RaySweepConfig) -> None:
         self.setting = setting
-        self.ray = _import_ray()
+        self.ray = import_ray("executor ray")
 
     def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
         with redirect_stdout(sys.stderr), self._cluster() as cpus:  # Ray prints deaths to stdout
@@ -44,7 +44,7 @@ class RaySweepExecutor:
             try:
                 while running:
                     (done,), _ = self.ray.wait(list(running), num_returns=1)
-                    # Ray aborts this process where a task is cancelled in the moment of its end: a done one never is.
+                    # Ray aborts this process if a task is cancelled just as it ends: remove a finished task first.
                     point = running.pop(done)
                     self._check_worker(done, point)
                     on_end(point)
@@ -53,13 +53,13 @@ class RaySweepExecutor:
                     self.ray.cancel(left, force=True)
 
     def _check_worker(self, done: Any, point: Path) -> None:
-        """Write a worker's death to the point's log; raise WorkbenchError for faults that the user must mend."""
+        """Write a worker's death to the point's log; raise WorkbenchError for errors that the user must fix."""
         try:
             if self.ray.get(done) == 0:
                 _wait_for_file(point / OUTCOME)
         except self.ray.exceptions.RayTaskError as error:
             raise WorkbenchError(
-                f"ray: a worker cannot carry out {point} ({error.cause}); the folder of the sweep must be at the same "
+                f"ray: a worker cannot run {point} ({error.cause}); the folder of the sweep must be at the same "
                 "path on every node, as shared storage is"
             ) from error
         except self.ray.exceptions.RayError as error:
@@ -75,12 +75,12 @@ class RaySweepExecutor:
                 f"executor: a point asks for {cpus} cpus and {self.setting.gpus:g} gpus, and no node of the cluster "
                 f"has them (at most {most['CPU']:g} and {most['GPU']:g}); lower executor.cpus or executor.gpus"
             )
-        self.ray.cloudpickle.register_pickle_by_value(bound)  # a worker needs no workbench: only its child does
+        self.ray.cloudpickle.register_pickle_by_value(bound)  # only a worker's child needs the workbench installed
         options = {"num_cpus": cpus, "num_gpus": self.setting.gpus, "max_retries": 0}
         return self.ray.remote(**options)(bound.run_child)
 
     def _start(self, **options: Any) -> None:
-        """Start or join a cluster. Ray reports a node that did not start in time by a plain Exception."""
+        """Start or join a cluster. Ray raises a plain Exception if a node does not start in time."""
         try:
             start_ray(self.ray, **options)
         except Exception as error:
@@ -93,12 +93,12 @@ class RaySweepExecutor:
 
     @contextmanager
     def _cluster(self) -> Iterator[int]:
-        """Stay connected to a cluster, and yield the cores of a point.
+        """Stay connected to a cluster, and yield the number of cores per point.
 
-        A cluster that was started here is shut down at the end.
+        A cluster started here is shut down at the end.
         """
         setting, cpus = self.setting, self.setting.cpus
-        if self.ray.is_initialized():  # by the caller, who shuts it down
+        if self.ray.is_initialized():  # started by the caller, who shuts it down
             if setting.address is not None:
                 raise WorkbenchError("executor.address: this process has a Ray cluster; leave it out or ray.shutdown()")
             yield cpus or 1
@@ -136,13 +136,6 @@ def _wait_for_file(file: Path) -> None:
     while not file.exists() and time.monotonic() < deadline:
         os.listdir(file.parent)  # makes a network file system refresh
         time.sleep(0.1)
-
-
-def _import_ray() -> Any:
-    try:
-        return import_ray()
-    except ImportError as error:
-        raise WorkbenchError(f"executor ray: needs Ray ({error}); pip install 'inference-workbench[cluster]'") from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Run a sweep: give points without an outcome to an executor, and collect a row each."""
+"""Run a sweep: give points without an outcome to an executor, and collect one row per point."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from workbench.sweep.executor import SweepExecutor
 from workbench.sweep.folder import SweepFolder, open_sweep
 from workbench.sweep.point import LOG, OUTCOME, PointResult, SweepPoint
 from workbench.sweep.settings import LocalSweepConfig, RaySweepConfig, SlurmSweepConfig, SweepExecutorSetting
+from workbench.units import format_bytes, format_duration
 
-MAX_ATTEMPTS = 2  # runs of a point whose worker dies
+MAX_ATTEMPTS = 2  # runs of a point if its worker dies
 
 
 def make_executor(setting: SweepExecutorSetting) -> SweepExecutor:
-    """Make the executor of a setting, and import its dependencies."""
+    """Create the executor of a setting, importing its dependencies."""
     match setting:
         case LocalSweepConfig():
             from workbench.sweep.local import LocalSweepExecutor
@@ -44,7 +45,7 @@ def make_executor(setting: SweepExecutorSetting) -> SweepExecutor:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A point and its outcome; None where it has not run, or runs elsewhere."""
+    """A point of a sweep and its outcome, which is None if the point has not run, or still runs elsewhere."""
 
     point: SweepPoint
     outcome: PointResult | None
@@ -57,7 +58,7 @@ class SweepRow:
 
 
 class SweepRows(Displayable, list[SweepRow]):
-    """The points of the sweep in `folder`, in their order."""
+    """The points of the sweep in `folder` with their outcomes, in order."""
 
     folder: Path
 
@@ -65,18 +66,20 @@ class SweepRows(Displayable, list[SweepRow]):
         cells = [(r.point.label, r.state, *_outcome_cells(r.outcome, self.folder)) for r in self]
         states = [row.state for row in self]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        return Table(f"{self.folder}: {counts}", cells, ("point", "state", "seconds", "run folder, or why not"))
+        headings = ("point", "state", "time", "memory", "run folder, or error")
+        return Table(f"{self.folder}: {counts}", cells, headings, left=("state", headings[-1]))
 
 
-def _outcome_cells(outcome: PointResult | None, sweep: Path) -> tuple[object, str]:
+def _outcome_cells(outcome: PointResult | None, sweep: Path) -> tuple[str, str, str]:
     if outcome is None:
-        return "", ""
+        return "", "", ""
     run = "" if outcome.folder is None else str(outcome.folder.relative_to(sweep))
-    return round(outcome.seconds, 1), "; ".join(filter(None, [outcome.error, run]))
+    where = "; ".join(filter(None, [outcome.error, run]))
+    return format_duration(outcome.seconds), format_bytes(outcome.peak_bytes), where
 
 
 def read_rows(sweep: SweepFolder) -> SweepRows:
-    """Read the current state of all points."""
+    """Read the present state of all points of a sweep."""
     rows = SweepRows(SweepRow(point, PointResult.read(point.folder)) for point in sweep.points)
     rows.folder = sweep.path
     return rows
@@ -96,17 +99,17 @@ def run_sweep(
     """Run every point of a sweep that has no outcome.
 
         rows = workbench.run_sweep("experiments/first_light.yaml", sets=["cache.format=dense,int8"])
-        rows = workbench.run_sweep(rows.folder)  # after the stop button: what is missing
+        rows = workbench.run_sweep(rows.folder)  # after the stop button: run the missing points
 
-    A failed point is a row with its error. However a sweep ends, points that are done stay done.
+    A failed point is a row with its error. However a sweep ends, finished points stay finished.
 
     Args:
         sweep: an experiment or its YAML file, which makes a new sweep below `out`, or the folder of a sweep to resume.
-        executor: runs the points; on this machine, one after another, unless given.
+        executor: runs the points; default: one after another on this machine.
         retry_failed: also run points with an error again.
-        attempts: how often a point runs in all if its worker dies.
+        attempts: maximum runs of a point, if its worker dies.
         progress: show a progress bar.
-        expected_seconds: by key; weights of the points in the progress bar.
+        expected_seconds: weights of the points in the progress bar, by key.
         sets: `PATH=VALUE,VALUE` each, an axis; one value changes the experiment.
         out: folder for new sweeps.
     """
@@ -124,7 +127,7 @@ def run_sweep(
 
 
 class _OutcomeCollector:
-    """Collect outcomes of workers that have ended; a point without one is retried or given up."""
+    """Collect the outcomes of workers that have ended; a point without an outcome is retried or given up."""
 
     def __init__(self, points: Mapping[Path, SweepPoint], attempts: int, bar: _Bar) -> None:
         self.points, self.attempts, self.bar = points, attempts, bar
@@ -157,7 +160,7 @@ def _death_message(folder: Path, times: int) -> str:
     except OSError:
         lines = []
     last_line = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-    return f"its worker died {times} times, which also lack of memory does; its {LOG} ends with: {last_line}"
+    return f"its worker died {times} times, perhaps for lack of memory; its {LOG} ends with: {last_line}"
 
 
 class _Bar:

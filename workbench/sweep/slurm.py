@@ -1,7 +1,7 @@
 """Submit points as jobs of a Slurm cluster; resuming the sweep later collects their outcomes.
 
-A point's `job.json` names its job, from submission until the job has left an outcome. A resumed sweep asks for that
-job: one that waits or runs is left alone, one that is gone without an outcome has died.
+A point's `job.json` names its job, from submission until the job has written an outcome. A resumed sweep queries that
+job: a pending or running job is left alone; a job that is gone without an outcome has died.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, installed_by
 from workbench.files import read_json_file
 from workbench.progress import Progress
 from workbench.runs import process as alive
@@ -28,7 +28,7 @@ MAX_ARRAY_JOBS = 500  # jobs submitted as one array; Slurm allows 1,001 unless i
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job of Slurm's for a point, or with `process` a process of this machine in its place."""
+    """The Slurm job that runs a point; `process`, if set, is a process of this machine in its place."""
 
     id: str
     submitted: str
@@ -43,7 +43,7 @@ class SlurmJob:
 
 
 class SlurmSweepExecutor:
-    """Run one job a point. `run` returns once all are submitted; their outcomes are read when the sweep is resumed."""
+    """Run one job per point. `run` returns once all are submitted; outcomes are read when the sweep is resumed."""
 
     def __init__(self, setting: SlurmSweepConfig) -> None:
         self.setting = setting
@@ -64,7 +64,7 @@ class SlurmSweepExecutor:
             on_end(point)
 
     def _submit(self, points: Sequence[Path]) -> None:
-        """Submit points as one array, and store the jobs' ids as soon as they are known."""
+        """Submit points as one job array, and store the job ids as soon as they are known."""
         setting = self.setting
         try:
             executor = self.submitit.AutoExecutor(
@@ -75,7 +75,7 @@ class SlurmSweepExecutor:
                 mem_gb=setting.mem_gb, gpus_per_node=setting.gpus_per_node, slurm_partition=setting.partition,
                 **setting.parameters,
             )  # fmt: skip
-            self.submitit.core.utils.cloudpickle.register_pickle_by_value(bound)  # a job finds the workbench by itself
+            self.submitit.core.utils.cloudpickle.register_pickle_by_value(bound)  # a job imports the workbench itself
             with executor.batch():
                 jobs = [
                     executor.submit(bound.run_child_job, JOB_FILE, OUTCOME, *bound.worker_arguments(point))
@@ -92,7 +92,7 @@ class SlurmSweepExecutor:
                 (point / JOB_FILE).unlink(missing_ok=True)
 
     def _present_jobs(self, jobs: Iterable[SlurmJob]) -> set[str]:
-        """Return the ids of jobs that wait or run."""
+        """Return the ids of pending and running jobs."""
         jobs = list(jobs)
         here = {job.id for job in jobs if alive.is_running(job.process)}
         if all(job.process for job in jobs) or self.setting.local:
@@ -115,13 +115,10 @@ class SlurmSweepExecutor:
     def _tell(self, fresh: int, under_way: int) -> None:
         counts = {"submitted": fresh, "already waiting or running": under_way}
         if message := ", ".join(f"{count:,} {what}" for what, count in counts.items() if count):
-            Progress.write(f"slurm: {message}; resume the sweep to collect what they leave", file=sys.stderr)
+            Progress.write(f"slurm: {message}; resume the sweep to collect their results", file=sys.stderr)
 
 
 def _import_submitit() -> Any:
-    try:
+    with installed_by("cluster", "executor slurm"):
         import submitit
-    except ImportError as error:
-        needs = f"needs submitit ({error}); pip install 'inference-workbench[cluster]'"
-        raise WorkbenchError(f"executor slurm: {needs}") from None
     return submitit

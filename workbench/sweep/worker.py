@@ -1,7 +1,7 @@
 """Run one point as a worker, `python -m workbench.sweep.worker points/KEY/point.json`, and write its outcome.
 
-The worker leaves the run folder and then `outcome.json`, which appears complete or not at all: a point without it has
-not run. A second worker of the same point waits for the first, and finds the point done.
+The worker writes the run folder and then, atomically, `outcome.json`: a point without it has not run. A second worker
+of the same point waits for the first, and finds the point done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from workbench.runs.record import Record
     from workbench.sweep.point import PointResult, SweepPoint
 
-STARTED = time.perf_counter()  # before torch is imported, which counts
+STARTED = time.perf_counter()  # before importing torch, so that the import counts
 LOCK = ".lock"
 RUN_NAME = "run"
 FAILED_REASONS = ("refused", "error")
@@ -27,7 +27,7 @@ FAILED_REASONS = ("refused", "error")
 def run_point(folder: Path) -> PointResult:
     """Run the point in `folder`, unless it has an outcome.
 
-    An error becomes the outcome; only the end of the process leaves none.
+    An error becomes the outcome; only a killed process leaves none.
     """
     from workbench.sweep.point import PointResult, SweepPoint
 
@@ -56,7 +56,7 @@ def _run_experiment(point: SweepPoint) -> tuple[Record | None, str | None]:
 
 
 def _failed_requests(record: Record) -> str | None:
-    """Describe requests that the run refused or failed; None where there are none."""
+    """Describe requests that were refused or failed in the run; None if there are none."""
     counts = record.summary.get("requests", {}).get("by_finish_reason", {})
     counted = [f"{counts[reason]} {reason}" for reason in FAILED_REASONS if counts.get(reason)]
     return f"of {sum(counts.values())} requests: {', '.join(counted)}" if counted else None
@@ -70,9 +70,9 @@ def _peak() -> int | None:
 
 @contextmanager
 def _point_lock(folder: Path) -> Iterator[None]:
-    """Lock a point for one process; the lock is released with the process, however it ends.
+    """Lock a point for one process; the lock is released when the process ends, however it ends.
 
-    Where a file system has no locks, several processes may enter.
+    On a file system without locks, several processes may enter.
     """
     import fcntl
     from contextlib import suppress

@@ -1,1 +1,1 @@
-"""Tensor parallelism: ranks, processes of one host that each hold a share of every layer and of the cache."""
+"""Tensor parallelism: ranks are processes, each of which holds a shard of every layer and of the cache."""

@@ -1,4 +1,4 @@
-"""Cut a model's parameters over ranks: what each rank holds, and its architecture (Shoeybi et al., 2019).
+"""Shard a model's parameters over ranks, and derive the architecture of each shard (Shoeybi et al., 2019).
 
     x -> qkv (rows of whole heads) -> attention -> output (columns) -> sum over ranks
       -> gate | up (rows) -> activation -> down (columns)           -> sum over ranks
@@ -23,22 +23,26 @@ from workbench.model.spec import LayerSpec, ModelSpec
 
 
 class Section(NamedTuple):
-    """A section of an axis, cut into `num_shards`; where these are fewer than ranks, neighbours hold the same."""
+    """A range of a parameter's axis that is cut into `num_shards` shards. If there are fewer shards than ranks,
+    neighbouring ranks hold the same shard.
+    """
 
     size: int
     num_shards: int
 
     def bounds(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Return the first index of a rank's shard, and the end after its last."""
+        """Return (start, end) of a rank's shard: its first index, and the index after its last."""
         shard = rank * self.num_shards // ranks
         return self.size * shard // self.num_shards, self.size * (shard + 1) // self.num_shards
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The cut of one parameter: `axis` in sections, or None: every rank holds all of it.
+    """The way in which one parameter is divided over ranks: the sections of `axis` are cut one by one; with axis None,
+    every rank holds the whole parameter.
 
-    With `added_once` rank 0 holds it and others hold zeros: a bias of what is summed over ranks.
+    With `added_once`, rank 0 holds the parameter and other ranks hold zeros: for the bias of a product that is summed
+    over ranks.
     """
 
     axis: int | None = None
@@ -50,7 +54,7 @@ WHOLE, ADDED_ONCE = Cut(), Cut(added_once=True)
 
 
 def cuts_of(spec: ModelSpec, ranks: int) -> dict[str, Cut]:
-    """Return the cut of every parameter of `parameter_shapes(spec)`; norms, routers and positions are whole."""
+    """Return the cut of every parameter of `parameter_shapes(spec)`. Norms, routers and positions are not divided."""
     vocabulary = Cut(0, (Section(spec.vocab_size, ranks),))
     found = dict.fromkeys(parameter_shapes(spec), WHOLE)
     found |= {name: vocabulary for name in ("embedding.weight", "head.weight", "head.bias") if name in found}
@@ -98,10 +102,10 @@ def _feedforward(layer: LayerSpec, ranks: int) -> dict[str, Cut]:
 
 
 def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
-    """Return a rank's shard of a stored tensor: of numbers, of codes, or of the scales and minima beside these.
+    """Return a rank's shard of a stored tensor: of a dense matrix, of quantized codes, or of their scales and minima.
 
-    Codes and scales have fewer places on the cut axis than the matrix has columns: eight codes of four bits to a word,
-    one scale to a group. A scale for a whole row is every rank's.
+    Codes and scales have fewer entries on the cut axis than the matrix has columns: a word has eight codes of four
+        bits, a group has one scale. A scale for a whole row is copied to every rank.
     """
     if cut.added_once:
         return tensor if rank == 0 else torch.zeros_like(tensor)
@@ -113,7 +117,7 @@ def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
         first, end = section.bounds(rank, ranks)
         low, high = ((begin + bound) * stored for bound in (first, end))
         if low % columns or high % columns:
-            raise WorkbenchError(f"columns {begin + first} to {begin + end} of {columns} are no whole groups")
+            raise WorkbenchError(f"columns {begin + first} to {begin + end} of {columns} are not whole groups")
         shards.append(tensor.narrow(cut.axis, low // columns, (high - low) // columns))
         begin += section.size
     if len(shards) > 1:
@@ -122,15 +126,16 @@ def cut_tensor(tensor: Tensor, cut: Cut, rank: int, ranks: int) -> Tensor:
 
 
 def cut_state(state: dict[str, Tensor], spec: ModelSpec, rank: int, ranks: int) -> dict[str, Tensor]:
-    """Return a rank's shard of a state, or of some parameters of it; `spec` is the whole model's. What is quantized is
-    cut as it is stored: each number stays what it was."""
+    """Return a rank's shard of each parameter in `state`, which may have only some parameters; `spec` is that of the
+    whole model. Quantized parameters are cut in stored form, so no value changes.
+    """
     cuts = cuts_of(spec, ranks)
-    cuts.setdefault("head.weight", cuts["embedding.weight"])  # a tied embedding in few bits is stored as the head
+    cuts.setdefault("head.weight", cuts["embedding.weight"])  # a quantized tied embedding is stored as the head
     return {name: cut_tensor(tensor, cuts[_matrix_of(name)], rank, ranks) for name, tensor in state.items()}
 
 
 def _matrix_of(name: str) -> str:
-    """Return the name of the parameter that a stored tensor belongs to: its scales and minima are cut as it is."""
+    """Return the parameter's name for a stored tensor: scales and minima are cut like their parameter."""
     for beside in BESIDE:
         if name.endswith(f".{beside}"):
             return name.removesuffix(beside) + "weight"
@@ -140,7 +145,7 @@ def _matrix_of(name: str) -> str:
 
 
 def spec_of_rank(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
-    """Return the architecture of what a rank holds: its heads, columns, experts and tokens of the vocabulary."""
+    """Return the architecture of a rank's shard: its numbers of heads, columns, experts and vocabulary tokens."""
     first, end = Section(spec.vocab_size, ranks).bounds(rank, ranks)
     layers = tuple(_layer_of_rank(layer, rank, ranks) for layer in spec.layers)
     return ModelSpec.model_validate(dict(spec) | {"layers": layers, "vocab_size": end - first})
@@ -164,10 +169,10 @@ def _layer_of_rank(layer: LayerSpec, rank: int, ranks: int) -> LayerSpec:
 
 
 def check_ranks(spec: ModelSpec, format: WeightFormat, ranks: int, setting: str = "parallel.tensor") -> None:
-    """Check that a model whose weights are stored so can be cut over `ranks`, the value of `setting`.
+    """Check that a model with this weight format can be cut over `ranks` ranks, the value of `setting`.
 
     Raises:
-        WorkbenchError: what cannot be cut, where, and the numbers of ranks that fit.
+        WorkbenchError: names the parameter that cannot be cut, and the possible numbers of ranks.
     """
     if (problem := problem_of_ranks(spec, format, ranks)) is None:
         return
@@ -178,9 +183,9 @@ def check_ranks(spec: ModelSpec, format: WeightFormat, ranks: int, setting: str 
 
 
 def problem_of_ranks(spec: ModelSpec, format: WeightFormat, ranks: int) -> str | None:
-    """Return why `ranks` cannot share a model; None where they can."""
+    """Return why a model cannot be divided over `ranks` ranks; None if it can."""
     if spec.altup is not None:
-        return "residual streams are not cut"
+        return "residual streams cannot be split"
     if stacked := next((name for name, rows in format.own if len(rows) > 1), None):
         return f"parts of {stacked} are stored in several formats; model.weights: dense widens them"
     for index, layer in enumerate(spec.layers):
@@ -192,11 +197,11 @@ def problem_of_ranks(spec: ModelSpec, format: WeightFormat, ranks: int) -> str |
 def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str | None:
     a, experts = layer.attention, layer.experts
     if isinstance(a, RecurrentSpec) or layer.beside is not None:
-        return "recurrent layers are not cut"
+        return "recurrent layers cannot be split"
     if isinstance(a, AttentionSpec) and a.module is not None:
-        return "a custom attention module is not cut"
+        return "a custom attention module cannot be split"
     if layer.activation.sparsity:
-        return "an activation that looks at all columns of the gate (sparsity) is not cut"
+        return "an activation that reads all columns of the gate (sparsity) cannot be split"
     sizes = {"num_heads": a.num_heads}
     if experts is None:
         sizes["intermediate_size"] = layer.intermediate_size
@@ -204,7 +209,7 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
         sizes |= {"num_experts": experts.num_experts, "shared_intermediate_size": experts.shared_intermediate_size or 0}
     for name, size in sizes.items():
         if size % ranks:
-            return f"its {name} of {size} is no multiple of {ranks}"
+            return f"its {name} of {size} is not a multiple of {ranks}"
     kv_heads = a.num_kv_heads
     if isinstance(a, AttentionSpec) and kv_heads % ranks and ranks % kv_heads:
         return f"its num_kv_heads of {kv_heads} is neither a multiple nor a divisor of {ranks}"
@@ -216,5 +221,5 @@ def _problem_of_layer(layer: LayerSpec, format: WeightFormat, ranks: int) -> str
         if found := next(((unit, stored) for unit, stored in units if size // ranks % unit), None):
             unit, stored = found
             held = f"a rank's {size // ranks} columns of its {name}"
-            return f"{held} are no whole groups of {unit} ({stored})"
+            return f"{held} are not whole groups of {unit} ({stored})"
     return None

@@ -1,5 +1,6 @@
-"""Join and wait for process groups of torch.distributed: gloo between CPUs, of several hosts too, NCCL between CUDA
-devices."""
+"""Join and wait for process groups of torch.distributed: gloo between CPUs, also of several hosts, NCCL between CUDA
+devices.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ import torch
 
 from workbench.errors import WorkbenchError
 
-FOR_EVER = timedelta(days=365)  # limits are those of `Ranks`
-POLL_SECONDS = 5e-5  # between looks at whether a call of NCCL has ended
-MEETING_SECONDS = 120.0  # at least, for all ranks to come
+FOR_EVER = timedelta(days=365)  # `Ranks` has its own limits
+POLL_SECONDS = 5e-5  # seconds between checks whether an NCCL call has ended
+MEETING_SECONDS = 120.0  # minimum time for all ranks to join
 
 
 def distributed_problem(transport: str, size: int) -> str | None:
-    """Return why torch.distributed cannot carry `size` ranks by `transport` (gloo, nccl) here; None where it can."""
+    """Return why torch.distributed cannot connect `size` ranks by `transport` (gloo, nccl) on this machine; None if it
+    can.
+    """
     if torch.distributed.is_initialized():
         return (
             f"transport {transport}: torch.distributed is in use in this process already; close the other model "
@@ -37,17 +40,17 @@ def distributed_problem(transport: str, size: int) -> str | None:
 
 
 def open_store(size: int) -> Any:
-    """Open the store at which ranks of this host meet, on its loopback; they need its `port`."""
+    """Open the store at which the ranks of this host meet, on its loopback interface; the ranks need its `port`."""
     return torch.distributed.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
 
 
 def not_met(error: Exception) -> WorkbenchError:
-    """Return what to raise where ranks wait for each other in vain while they start."""
+    """Return the error for ranks that did not meet at startup before the time limit."""
     return WorkbenchError(f"parallel.tensor: the ranks do not meet: {str(error).splitlines()[0]}")
 
 
 def get_said(store: Any, name: str) -> Any:
-    """Return what a rank says in the store, once it does."""
+    """Wait until a rank's message `name` is in the store, and return it."""
     try:
         return json.loads(store.get(name))
     except RuntimeError as error:
@@ -55,11 +58,11 @@ def get_said(store: Any, name: str) -> Any:
 
 
 def open_group(rank: int, size: int, timeout: float, store: Any) -> Any:
-    """Make torch.distributed's default process group, of gloo, or of NCCL too where there is CUDA; ranks meet at
+    """Create torch.distributed's default process group, with gloo, and also NCCL if there is CUDA; ranks meet at
     `store`.
 
     Raises:
-        WorkbenchError: where they do not all come within `MEETING_SECONDS`, or `timeout` if that is more.
+        WorkbenchError: if a rank does not join within the larger of `MEETING_SECONDS` and `timeout`.
     """
     kind = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     store.set_timeout(timedelta(seconds=max(timeout, MEETING_SECONDS)))
@@ -71,19 +74,19 @@ def open_group(rank: int, size: int, timeout: float, store: Any) -> Any:
 
 
 def wait_for(call: Any, seconds: float) -> bool:
-    """Wait at most so long for a call of gloo; return whether it has ended, well or not."""
+    """Wait for a gloo call up to a time limit; return whether it has ended (successfully or not)."""
     try:
         call.wait(timedelta(seconds=seconds))
-    except RuntimeError:  # the time is over, or the call has failed
+    except RuntimeError:  # the time limit has passed, or the call has failed
         return call.is_completed()
     return True
 
 
 def poll(call: Any, seconds: float) -> bool:
-    """Look at most so long whether a call of NCCL has ended, well or not; return whether it has.
+    """Poll an NCCL call up to a time limit; return whether it has ended (successfully or not).
 
-    Its `wait` with a limit would not do: where the limit is over it makes the call itself fail, and the communicator
-    with it; without one it returns at once, and the next copy to the CPU waits for ever
+    Its `wait` is unsuitable: with a time limit, passing the limit makes the call and its communicator fail; without one
+    it returns at once, and the next copy to the CPU waits for ever
     (`WorkNCCL::wait` and `isCompleted` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
     """
     deadline = time.monotonic() + seconds
@@ -95,8 +98,9 @@ def poll(call: Any, seconds: float) -> bool:
 
 
 def error_of(call: Any) -> RuntimeError | None:
-    """Return the error with which a call ended; None where it ended well. What follows on this stream comes after it:
-    NCCL looks for errors only where `wait` has a limit, which is never over for a call that has ended."""
+    """Return the error of an ended gloo or NCCL call; None if it succeeded. Later work on this stream waits for the
+    call. NCCL checks for errors only in a `wait` with a time limit, which does not expire for an ended call.
+    """
     try:
         call.wait(FOR_EVER)
     except RuntimeError as error:
@@ -105,8 +109,9 @@ def error_of(call: Any) -> RuntimeError | None:
 
 
 def end_process(said: object = "") -> None:
-    """End this process as one that failed, without waiting for the threads of torch.distributed, which may wait for a
-    rank for ever. torchrun then ends the others."""
+    """End this process as failed, after printing `said`. It does not wait for torch.distributed's threads, which may
+    wait for a rank for ever. torchrun then ends the other ranks.
+    """
     if said:
         print(said, file=sys.stderr)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Compute steps and move pages on all ranks: rank 0 posts, and computes its own share.
+"""Compute steps and move pages on all ranks: rank 0 posts tasks to the other ranks and computes its own part of them.
 
 A batch is computed by the program `blocks`, the modules as written on the operators of their backend or compiled by
 Inductor (see graphs.py), or as `rows` of compiled functions (see rows.py).
@@ -37,14 +37,14 @@ from workbench.tensor_parallel.transformer import TensorParallelTransformer
 STORE_NUMBERS = itertools.count()
 FORWARD, OPEN_CACHE, ZERO_PAGES, COPY_PAGES = "forward", "open_cache", "zero_pages", "copy_pages"
 MEMORY = "memory"
-ZERO_ATTEMPTS = 2  # at zeroing pages on all ranks, before they are given up
+ZERO_ATTEMPTS = 2  # attempts to zero pages on all ranks, before the ranks are ended
 BLOCKS, ROWS = "blocks", "rows"  # kinds of programs
 
 
 class TensorParallelStore(KVStore):
-    """Rank 0's pages. What is done to a page is done on all ranks, whose stores have the same pages.
+    """Rank 0's page store. Every page operation is executed on all ranks, which have stores with the same pages.
 
-    `number` tells a model's stores apart: two runners may share one model.
+    `number` identifies the store among a model's stores: two runners may share one model.
     """
 
     def __init__(
@@ -53,16 +53,17 @@ class TensorParallelStore(KVStore):
     ):  # fmt: skip
         self.ranks, specs, self.number = ranks, tuple(specs), next(STORE_NUMBERS)
         layout = num_pages, page_size, str(dtype).removeprefix("torch."), repr(specs)
-        unused, ranks.unused_stores[:] = list(ranks.unused_stores), []  # one list: stores that live append to it
+        unused, ranks.unused_stores[:] = list(ranks.unused_stores), []  # same list: finalizers append to it
         content = self.number, layout, unused
         ranks.lead(OPEN_CACHE, content, lambda: KVStore.__init__(self, specs, num_pages, page_size, dtype, device))
 
         weakref.finalize(self, ranks.unused_stores.append, self.number)
 
     def zero_pages(self, group: int, pages: Iterable[int]) -> None:
-        """Zero `pages` of a cache group on all ranks; on rank 0 alone once the ranks are broken: none computes then.
+        """Zero `pages` of a cache group on all ranks. If the ranks are broken, zero them only on rank 0, since no rank
+        computes any more.
 
-        A rank that cannot zero its pages breaks them: what it computes from old contents no digest would tell.
+        A rank that fails to zero its pages breaks the ranks: the digests do not cover page contents.
         """
         pages = list(pages)
         for attempt in range(ZERO_ATTEMPTS):
@@ -77,29 +78,31 @@ class TensorParallelStore(KVStore):
         super().zero_pages(group, pages)
 
     def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
-        """Copy each page of `sources` to the page beside it in `targets`, on all ranks."""
+        """Copy each page of `sources` to the page at the same index in `targets`, on all ranks."""
         content = group, sources, targets
         self._lead(COPY_PAGES, content, lambda: KVStore.copy_pages(self, *content))
 
     def _lead(self, kind: str, content: tuple[Any, ...], compute: Callable[[], None]) -> None:
-        with DeferInterrupts():  # an interrupt half-way would part the ranks
+        with DeferInterrupts():  # an interrupt during a task would desynchronize the ranks
             self.ranks.lead(kind, (self.number, *content), compute)
 
 
 class LeadProgram(StepProgram):
-    """Compute batches on all ranks, by the program `kind` of each: rank 0 posts, and computes its own share."""
+    """A program that computes batches on all ranks with their programs of `kind`: rank 0 posts a task to the other
+    ranks and computes its own shard.
+    """
 
     gathers_logits = True
     untimed = "its ranks compute together: their functions are not timed one by one"
 
     def __init__(self, kind: str, programs: RankPrograms, store: TensorParallelStore, max_tokens: float = math.inf):
-        """Lead a program.
+        """Build the leading program of a kind.
 
         Args:
-            kind: its kind.
-            programs: rank 0's.
-            store: rank 0's pages.
-            max_tokens: the most tokens of a plan that it accepts.
+            kind: BLOCKS or ROWS.
+            programs: rank 0's programs.
+            store: rank 0's page store.
+            max_tokens: maximum tokens of an accepted plan.
         """
         super().__init__(programs.model, store)
         self.kind, self.own, self.number, self.max_tokens = kind, programs, store.number, max_tokens
@@ -123,21 +126,21 @@ class LeadProgram(StepProgram):
         return self.own[self.kind].calls(plan)
 
     def pack(self, plan: StepPlan) -> tuple[TokenBatch, bool]:
-        """Return the batch, and whether of each row of its logits only the largest counts."""
+        """Return (batch, whether only the largest logit of each row is needed) for a plan."""
         return self.own[self.kind].pack(plan), plan.only_largest
 
     def __call__(self, batch: tuple[TokenBatch, bool], layers: tuple[int, ...] = ()) -> Tensor:
         packed, only_largest = batch
-        # Arrays are pickled in a tenth of the time of tensors.
+        # Pickling arrays takes a tenth of the time of pickling tensors.
         arrays = map_fields(vars(packed), Tensor, lambda tensor: tensor.cpu().numpy())
         how = self.kind, only_largest
         return self.own.model.ranks.lead(FORWARD, (self.number, arrays, *how), lambda: self.own.compute(packed, *how))
 
 
 class RankPrograms(dict[str, StepProgram]):
-    """The programs of this rank by kind, each built when it is first used: its shard of a model, over its pages.
+    """The programs of this rank by kind, built on first use, for its model shard and its pages.
 
-    A change of modules on one rank is none on others: their programs are never reset.
+    Programs are never reset: a change of modules on one rank does not reach the other ranks.
     """
 
     def __init__(self, model: TensorParallelTransformer, store: KVStore):
@@ -147,14 +150,16 @@ class RankPrograms(dict[str, StepProgram]):
     def __missing__(self, kind: str) -> StepProgram:
         build: type[StepProgram] = RankRows if kind == ROWS else EagerProgram
         if kind != ROWS and self.model.backend is Backend.INDUCTOR:
-            from workbench.tensor_parallel.graphs import RankGraphs  # its operator takes 25 ms to register
+            from workbench.tensor_parallel.graphs import RankGraphs  # it registers an operator, in 25 ms
 
             build = RankGraphs
         self[kind] = program = build(self.model, self.store)
         return program
 
     def compute(self, batch: TokenBatch, kind: str, only_largest: bool) -> Tensor:
-        """Compute a batch on this rank, and note what it was."""
+        """Compute a batch on this rank by its program of `kind`, and record the batch in the digest that rank 0
+        compares.
+        """
         self.model.ranks.record(batch_tensors(batch))
         self.model.only_largest = only_largest
         return self[kind](batch)
@@ -164,13 +169,14 @@ def build_rank_runner(
     model: TensorParallelTransformer, store: TensorParallelStore, threads: int, backends: Backends,
     batch_invariant: bool = False,
 ) -> StepRunner:  # fmt: skip
-    """Build the programs of rank 0, which lead all ranks. A step is not interrupted half-way: the ranks would part.
+    """Return rank 0's step runner, whose programs lead all ranks. Interrupts are deferred to the end of a step, since
+    an interrupt within a step would desynchronize the ranks.
 
     Args:
         model: rank 0's shard.
         store: rank 0's pages.
-        threads: rank 0's while it computes.
-        backends: the model's: steps of few tokens are computed as rows where they have such.
+        threads: number of threads of rank 0 during a step.
+        backends: the model's backends: steps of few tokens are computed as rows if the backends support it.
         batch_invariant: compute every step as rows.
     """
     own, max_rows = RankPrograms(model, store), math.inf if batch_invariant else MAX_TOKEN_PARALLEL_TOKENS
@@ -179,26 +185,30 @@ def build_rank_runner(
 
 
 def memory_of_ranks(model: TensorParallelTransformer, store: TensorParallelStore) -> list[tuple[int, int]]:
-    """Return the bytes of each rank's weights and of its pages, as they lie in its process."""
+    """Return (bytes of weights, bytes of pages) for each rank."""
     found = model.ranks.lead(MEMORY, store.number, lambda: gather_memory(model, store))
     return [(weights, pages) for weights, pages in found.tolist()]
 
 
 def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
-    """Return on rank 0 the bytes of weights and pages of each rank, [rank, 2]; storages are counted, not views."""
+    """Return on rank 0 the sizes in bytes of the weights and pages of each rank, [rank, 2]; shared storage
+    counts once.
+    """
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     return model.ranks.gather(torch.tensor([sum(storages.values()), store.bytes]))
 
 
 def from_arrays(values: Mapping[str, Any], device: torch.device) -> TokenBatch:
-    """Return the batch of a posted one's fields, on `device`."""
+    """Rebuild a batch on `device` from the fields of a posted task."""
     return TokenBatch(**map_fields(values, np.ndarray, lambda array: torch.from_numpy(array).to(device)))
 
 
 def tasks_of(
     model: Callable[[], TensorParallelTransformer], open_store: Callable[..., KVStore]
 ) -> dict[str, Callable[[Any], None]]:
-    """Return what a rank other than 0 does for each task but loading, which makes its `model`."""
+    """Return, by task name, the functions by which a rank other than 0 executes tasks. Loading, which creates `model`,
+    is not among them.
+    """
     stores: dict[int, KVStore] = {}
     programs: dict[int, RankPrograms] = {}
 
@@ -226,12 +236,12 @@ def tasks_of(
 
 
 def _discard(found: Tensor) -> None:
-    """Keep nothing: rank 0 has it."""
+    """Discard the result: rank 0 has it."""
 
 
 @contextmanager
 def _whole_step(threads: int) -> Iterator[None]:
-    """Run a step on so many threads, without an interrupt."""
+    """Run a step on `threads` threads, with interrupts deferred."""
     before = torch.get_num_threads()
     with DeferInterrupts():
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Wait for a word in shared memory to change, without a core of one's own: Linux's futex."""
+"""Wait until a word in shared memory changes, without busy waiting, by Linux's futex."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 SYSTEM_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 WAIT, WAKE, ALL_WAITERS = 0, 1, 2**31 - 1
-WORD_STRIDE = 16  # words of four bytes: each lies in a cache line of its own
+WORD_STRIDE = 16  # in words of four bytes: each word has its own cache line
 
 
 class _Timespec(ctypes.Structure):
@@ -18,10 +18,9 @@ class _Timespec(ctypes.Structure):
 
 
 def shared_memory_problem() -> str | None:
-    """Return why processes cannot wait for each other in shared memory here; None where they can.
+    """Return why processes on this machine cannot wait for each other in shared memory; None if they can.
 
-    Numbers are written before the word that announces them, and other processors than x86 may show them in another
-    order.
+    Numbers are written before the word that announces them; processors other than x86 may reorder these writes.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"ranks exchange numbers in shared memory on Linux with x86-64, not {sys.platform} {platform.machine()}"
@@ -29,7 +28,7 @@ def shared_memory_problem() -> str | None:
 
 
 class Words:
-    """Words at the beginning of a map that processes share. Each is written by one process only."""
+    """Integers (words) at the start of a memory map that processes share. Only one process writes each word."""
 
     def __init__(self, memory: mmap.mmap, count: int):
         self._view = memoryview(memory).cast("I")
@@ -50,7 +49,7 @@ class Words:
         self._futex(word, WAKE, ALL_WAITERS, None)
 
     def sleep(self, word: int, seen: int, seconds: float) -> None:
-        """Sleep until the word is not what was `seen`, or `seconds` have passed."""
+        """Sleep until the word differs from `seen`, or `seconds` have passed."""
         if self._futex(word, WAIT, seen, _Timespec(int(seconds), int(seconds % 1 * 1e9))) < 0:
             time.sleep(0)
 

@@ -1,7 +1,8 @@
-"""Compute a batch on a rank by blocks that Inductor compiled, each with its two sums over ranks in the graph.
+"""Compute a batch on a rank with blocks compiled by Inductor, each with its two sums over ranks in the graph.
 
-The sums are calls of an operator of their own, which no compiler looks into. They come in one order on all ranks, since
-each needs what the one before gave; a block whose two sums could change places is refused (see inductor.py).
+Each sum is a call of a custom operator, opaque to the compiler. The sums have the same order on all ranks, since each
+depends on the result of the previous one; a block in which the two sums could be reordered is refused (see
+inductor.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from workbench.tensor_parallel.ranks import Ranks
 from workbench.tensor_parallel.transformer import TensorParallelTransformer
 
 _NUMBERS = itertools.count()
-_RANKS: weakref.WeakValueDictionary[int, Ranks] = weakref.WeakValueDictionary()  # of this process, by `RankSum.number`
+_RANKS: weakref.WeakValueDictionary[int, Ranks] = weakref.WeakValueDictionary()  # by `RankSum.number`
 
 
 @torch.library.custom_op("workbench::sum_over_ranks", mutates_args=())
@@ -36,7 +37,7 @@ def _(own: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RankSum:
-    """The sum over the ranks of this number, as a constant that a compiled block may hold."""
+    """The operation that sums a tensor over the ranks registered as `number`, as a constant in a compiled block."""
 
     number: int
 
@@ -50,7 +51,7 @@ class RankSum:
 
 
 class RankGraphs(InductorProgram):
-    """Compute batches on this rank; decodes are padded to a bucket of rows by rank 0."""
+    """The program of a rank that runs compiled blocks; rank 0 pads decode batches to a bucket of rows."""
 
     model: TensorParallelTransformer
 
@@ -62,7 +63,7 @@ class RankGraphs(InductorProgram):
 
     @torch.inference_mode()
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
-        """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
+        """Return the logits of a batch's sampled rows, in the form of `TensorParallelTransformer.compute_logits`."""
         self.prepare(batch)
         run, samples = self._whole if batch.decode_only else self._mixed, len(batch.logits_indices)
         x = self.sampled_rows(batch, run)

@@ -1,4 +1,4 @@
-"""Start ranks as processes, notice their end, and end them with rank 0; those that torchrun started join instead.
+"""Start ranks as processes, detect their end, and end them with rank 0; ranks started by torchrun join instead.
 
 A rank runs `python -m MODULE`. It inherits the end of a pipe that rank 0 never writes to: when rank 0 ends, however it
 ends, the pipe closes, and the rank exits. Nothing that ranks share has a name: it is gone with the last of them.
@@ -27,24 +27,24 @@ from workbench.tensor_parallel.futex import shared_memory_problem
 from workbench.tensor_parallel.ranks import RANK_LOST, NoPeers, Peers, RankFailed, Ranks, Transport
 from workbench.tensor_parallel.torchrun import TorchrunRanks, join_torchrun, started_by_torchrun, torchrun_problem
 
-SETTINGS = "WORKBENCH_RANK"  # of the environment of a rank that rank 0 started
-LAST_WORDS = 500  # characters of what a rank printed before it ended
+SETTINGS = "WORKBENCH_RANK"  # environment variable with the settings of a rank started by rank 0
+LAST_WORDS = 500  # characters of a rank's last output in an error message
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-LOOK_FOR_PARENT_MS = 1000  # between looks at whether rank 0 still lives, where another process kept its pipe open
+LOOK_FOR_PARENT_MS = 1000  # between checks that rank 0 is alive, in case another process kept its pipe open
 
 
 class OtherRanks(Protocol):
-    """The ranks 1 to size - 1, as the process of rank 0 holds them."""
+    """Rank 0's interface to the processes of the other ranks, 1 to size - 1."""
 
-    ranks: Ranks  # rank 0's place among them
-    threads: int  # with which each rank computes
+    ranks: Ranks  # rank 0's own `Ranks`
+    threads: int  # number of threads of each rank
 
     def close(self) -> None:
-        """End them now."""
+        """End the processes now."""
 
 
 def transport_problem(transport: Transport, size: int) -> str | None:
-    """Return why `size` ranks cannot exchange numbers so here; None where they can."""
+    """Return why `size` ranks on this machine cannot exchange tensors by `transport`; None if they can."""
     if not torch.distributed.is_available():
         return f"transport {transport}: this build of torch has no torch.distributed"
     if transport == "shared_memory" and (problem := shared_memory_problem()):
@@ -58,7 +58,7 @@ def open_ranks(size: int, timeout: float, module: str, transport: Transport) -> 
     """Start the other ranks, each running `module`, or join those that torchrun started.
 
     Raises:
-        WorkbenchError: where processes cannot exchange numbers so.
+        WorkbenchError: if processes cannot exchange numbers by this transport.
     """
     if problem := transport_problem(transport, size):
         raise WorkbenchError(f"parallel.tensor: {problem}")
@@ -77,7 +77,7 @@ class RankProcesses:
             size: the number of ranks, rank 0 included.
             timeout: seconds that ranks wait for each other within a task.
             module: the module that each runs: it calls `join_ranks`.
-            transport: what carries numbers between ranks.
+            transport: how ranks exchange numbers.
         """
         reading, writing = os.pipe()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -99,7 +99,8 @@ class RankProcesses:
             os.close(reading)
 
     def _start(self, shared: dict[str, Any], module: str, found: dict[str, str], kept: tuple[int, ...]) -> None:
-        """Start a process a rank; `found` is what torchrun would set for all, `kept` the files that they inherit."""
+        """Start one process per rank; `found` has the environment that torchrun would set, `kept` the inherited files.
+        """
         root = str(Path(__file__).resolve().parents[2])
         for rank in range(1, shared["size"]):
             environment = (
@@ -110,7 +111,7 @@ class RankProcesses:
                     "RANK": str(rank),
                     "WORLD_SIZE": str(shared["size"]),
                     "OMP_NUM_THREADS": str(self.threads),
-                    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its helpers would be processes of their own
+                    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no further processes for compilation
                     "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
                 }
             )
@@ -124,24 +125,24 @@ class RankProcesses:
             )  # fmt: skip
 
     def close(self) -> None:
-        """End the processes now. Nothing of theirs outlives them."""
+        """End the processes now; no resource of theirs remains."""
         self._end()
 
 
 class _End(NamedTuple):
-    """The end of a rank's process: its status as of `Popen.poll`, and what it printed last."""
+    """The end of a rank's process: its status as in `Popen.poll`, and its last output."""
 
     rank: int
     status: int
     words: str
 
     def is_consequence(self) -> bool:
-        """Return whether it ended because another did: nothing killed it, and it says that one was lost."""
+        """Return whether it ended because another rank did: no signal killed it, and it reports a lost rank."""
         return self.status > 0 and RANK_LOST in self.words
 
 
 class ProcessPeers:
-    """The other ranks, as rank 0 sees them; the first that has ended ends the others."""
+    """Rank 0's view of the processes of the other ranks. When one of them has ended, the rest are ended too."""
 
     can_end = True
 
@@ -149,7 +150,7 @@ class ProcessPeers:
         self._processes, self._printed, self._failure = processes, printed, ""
 
     def check(self) -> None:
-        if self._failure:  # of the first: the others were ended for it
+        if self._failure:  # the first rank's failure; the others were ended because of it
             raise RankFailed(self._failure)
         polled = [(rank, process.poll()) for rank, process in enumerate(self._processes, 1)]
         if ended := [_End(rank, status, self._last_words(rank)) for rank, status in polled if status is not None]:
@@ -157,7 +158,7 @@ class ProcessPeers:
             first = min(ended, key=_End.is_consequence)
             how = f"signal {-first.status}" if first.status < 0 else f"exit status {first.status}"
             reason = f"rank {first.rank} ended ({how}{first.words})"
-            self._failure = f"parallel.tensor: {reason}, and so were the others; load the model again"
+            self._failure = f"parallel.tensor: {reason}, and the other ranks were ended; load the model again"
             raise RankFailed(self._failure)
 
     def end(self) -> None:
@@ -186,7 +187,9 @@ def _end(processes: list[subprocess.Popen[bytes]], last: list[Callable[[], None]
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let gloo connect through the loopback while ranks of this host meet, unless the environment says otherwise."""
+    """Let gloo connect through the loopback interface while ranks of this host meet, unless the environment sets
+    another.
+    """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         yield
         return
@@ -198,11 +201,10 @@ def _on_loopback() -> Iterator[None]:
 
 
 def join_ranks() -> Ranks:
-    """Take this process's place among the ranks, as the environment says: that of a rank which rank 0 started, or
-    torchrun's.
+    """Join the ranks that the environment describes, in a process started by rank 0 or by torchrun.
 
     Raises:
-        WorkbenchError: where they do not meet, or cannot exchange numbers as rank 0 wants.
+        WorkbenchError: if the ranks fail to connect, or do not support rank 0's transport.
     """
     if SETTINGS not in os.environ:
         return join_torchrun()
@@ -219,7 +221,7 @@ def _meet(transport: Transport, rank: int, size: int, timeout: float, peers: Pee
     store = torch.distributed.PrefixStore("workbench", store)
     try:
         if transport == "shared_memory":
-            from workbench.tensor_parallel import shared_memory  # a build of torch may have no torch.distributed
+            from workbench.tensor_parallel import shared_memory  # some builds of torch lack torch.distributed
 
             group = shared_memory.open_group(store, rank, size)
         else:

@@ -1,14 +1,15 @@
-r"""Compute tasks on all ranks of a model, step by step, and exchange numbers between them.
+r"""Compute tasks on all ranks of a model, step by step, and exchange tensors between the ranks.
 
     rank 0:   post task n --> compute: exchange 1, exchange 2, ... --> compare digests of what was computed
     others:   wait        --> compute: exchange 1, exchange 2, ... --> wait for task n + 1
 
-Rank 0 has the runner; the others compute what it posts, over the same pages. In an exchange every rank gets the numbers
-of all; sums are in the order of ranks, so that all have the same bits, whatever carries them: collective calls of a
-group of torch.distributed. An exchange is an all-gather; for two ranks it moves as many bytes as an all-reduce.
+Rank 0 has the runner; the others compute the tasks that it posts, over the same pages. In an exchange every rank gets
+the numbers of all ranks; sums are in the order of ranks, so all ranks have the same bits with every transport
+(collective calls of a torch.distributed group). An exchange is an all-gather; for two ranks it moves as many bytes as
+an all-reduce.
 
-gloo's and NCCL's calls cannot be taken back: a task that fails on one rank, or is interrupted, ends all ranks. Those of
-`SharedMemoryGroup` can: the task is given up by all, and the next is computed.
+Calls of gloo and NCCL cannot be cancelled: a task that fails on one rank, or is interrupted, ends all ranks. Calls of
+`SharedMemoryGroup` can: all ranks abandon the task, and the next one is computed.
 """
 
 from __future__ import annotations
@@ -30,48 +31,48 @@ from workbench.errors import WorkbenchError
 from workbench.tensor_parallel.distributed import end_process, error_of, poll, wait_for
 
 Result = TypeVar("Result")
-Transport = Literal["shared_memory", "gloo", "nccl"]  # what carries numbers between ranks
-CHUNK_BYTES = 2**20  # of one exchange; more goes in several
-NOTE_BYTES = 4096  # of what a rank says of an error
+Transport = Literal["shared_memory", "gloo", "nccl"]  # how ranks exchange numbers
+CHUNK_BYTES = 2**20  # maximum bytes of one exchange; larger tensors take several
+NOTE_BYTES = 4096  # maximum bytes of a rank's error message
 DIGEST_BYTES = 16
-LOOK_SECONDS = 0.05  # between looks at whether the others still live
-AS_IN_EXCHANGES = -1.0  # a time limit: that of the ranks
+LOOK_SECONDS = 0.05  # seconds between checks that the other ranks are alive
+AS_IN_EXCHANGES = -1.0  # a time limit: use the limit of `Ranks`
 STOP = "stop"  # the last task
-TASK_BYTES = 2**14  # of a task that is sent with its size; what is longer follows in chunks
-HEAD_BYTES = 16  # of a task: its size, and its number
-GRACE_SECONDS = 1.0  # from the end of a rank's connections to that of its process
-RANK_LOST = "a rank was lost"  # what a rank says before it ends because another has
-FAILED = "failed"  # in the store, by task and rank: what a rank said that failed
+TASK_BYTES = 2**14  # bytes of a task sent together with its size; the rest follows in chunks
+HEAD_BYTES = 16  # bytes of a task's header: its size and its number
+GRACE_SECONDS = 1.0  # from the end of a rank's connections to the end of its process
+RANK_LOST = "a rank was lost"  # message of a rank that ends because another rank ended
+FAILED = "failed"  # store key of a failed rank's message, by task and rank
 REMEDY = "load the model again"
 
 
 def rows_per_exchange(columns: int, itemsize: int) -> int:
-    """Return how many rows of so many columns an exchange of at most `CHUNK_BYTES` carries; one at least."""
+    """Return the number of rows of `columns` columns that fit into one exchange of `CHUNK_BYTES`; at least 1."""
     return max(1, CHUNK_BYTES // (columns * itemsize))
 
 
 class RankFailed(WorkbenchError):
-    """A rank other than this one died, failed, or did not answer in time."""
+    """Raised if another rank died, failed, or did not answer in time."""
 
 
 class TaskAbandoned(Exception):
-    """Another rank has left the task that this rank computes, for the round of this number."""
+    """Raised if another rank has abandoned the current task and begun the round with this number."""
 
 
 class Peers(Protocol):
-    """The processes of the other ranks, as a rank that waits sees them."""
+    """A rank's view of the processes of the other ranks, used while it waits for them."""
 
     can_end: bool  # whether `end` ends them
 
     def check(self) -> None:
-        """Raise RankFailed where one of them has ended."""
+        """Raise RankFailed if the process of another rank has ended."""
 
     def end(self) -> None:
-        """End all of them."""
+        """End the processes of all other ranks."""
 
 
 class NoPeers:
-    """The other ranks, as those but 0 see them: rank 0, or torchrun, looks after all."""
+    """Peers of a rank that does not monitor other ranks, because rank 0 or torchrun does."""
 
     can_end = False
 
@@ -84,7 +85,7 @@ class NoPeers:
 
 @dataclass
 class Traffic:
-    """The cost of all exchanges so far: bytes of this rank's own numbers, and seconds, waiting included."""
+    """The cost of all exchanges so far: bytes that this rank contributed, and seconds, including waiting."""
 
     exchanges: int = 0
     bytes: int = 0
@@ -92,38 +93,40 @@ class Traffic:
 
 
 class Ranks:
-    """This process among the `size` ranks of a model. One thread at a time leads a task; others wait for it."""
+    """This process as one of the `size` ranks of a model. On rank 0 one thread at a time leads a task; other threads
+    wait.
+    """
 
     def __init__(self, group: Any, store: Any, timeout: float, peers: Peers):
-        """Take a place among ranks.
+        """Join the ranks of a model.
 
         Args:
-            group: a ProcessGroup, which carries out their collective calls.
-            store: a Store, where a rank says why it failed.
+            group: a ProcessGroup for collective calls.
+            store: a Store for the error messages of failed ranks.
             timeout: seconds to wait for another rank in a task.
-            peers: the other processes; looked after while waiting.
+            peers: the other processes, checked while waiting.
         """
         self.rank, self.size, self.timeout, self._peers = group.rank(), group.size(), timeout, peers
         self.group, self._store, self._stuck = group, store, False
-        self._restart = getattr(group, "restart", None)  # takes back the calls of a task
+        self._restart = getattr(group, "restart", None)  # cancels the calls of a task
         self._serial = 0
         self._running = False
-        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)  # of the task under way
-        self.broken: str | None = None  # why no task can be led any more, once one broke them
+        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)  # digest of the current task
+        self.broken: str | None = None  # why no further task is possible, after a fatal error
         self._leading = threading.Lock()
-        self.unused_stores: list[int] = []  # numbers of stores that rank 0 has collected and others still have
+        self.unused_stores: list[int] = []  # numbers of stores that were freed on rank 0 and still exist on other ranks
         self.traffic = Traffic()
 
     def lead(
         self, kind: str, content: Any, compute: Callable[[], Result], timeout: float | None = AS_IN_EXCHANGES
     ) -> Result:
-        """Post a task to the other ranks, `compute` rank 0's own of it, and wait until all have done theirs.
+        """Post a task to the other ranks, run `compute` for rank 0's part, and wait until all ranks have finished.
 
         Args:
             kind: the task's name.
-            content: what others need for it: anything that can be pickled.
-            compute: what rank 0 does, with the same exchanges as that of the others.
-            timeout: seconds to wait for others at its end, None for ever; as in exchanges unless given.
+            content: the task's data for other ranks; any picklable value.
+            compute: rank 0's part of the task, with the same exchanges as on the other ranks.
+            timeout: seconds to wait for other ranks at its end, None for ever; default: the limit of an exchange.
 
         Raises:
             RankFailed: where another rank died, failed or did not answer.
@@ -143,8 +146,9 @@ class Ranks:
                 self._running = False
 
     def serve(self, tasks: dict[str, Callable[[Any], None]]) -> None:
-        """Do the tasks that rank 0 posts, by their kind, until it posts STOP. One that raises is reported; the next is
-        done where the ranks can go on."""
+        """Execute the tasks that rank 0 posts, by their kind, until STOP. A failed task is reported; if the ranks can
+        continue, the next task is executed.
+        """
         kind = ""
         while kind != STOP:
             try:
@@ -156,7 +160,7 @@ class Ranks:
             self._running = False
 
     def _do(self, raw: bytes, tasks: dict[str, Callable[[Any], None]]) -> str:
-        """Do a task; return its kind."""
+        """Execute a task; return its kind."""
         kind = ""
         try:
             kind, content = pickle.loads(raw)
@@ -170,13 +174,17 @@ class Ranks:
         return kind
 
     def record(self, tensors: Iterable[Tensor]) -> None:
-        """Add what this rank is about to compute to its digest, which rank 0 compares at the end of the task."""
+        """Add the input tensors of a computation to this rank's digest. Rank 0 compares the ranks' digests at the end
+        of the task.
+        """
         for tensor in tensors:
             self._digest.update(str(tuple(tensor.shape)).encode())
             self._digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' x, which have one shape: in float32 at least, rank by rank, rounded once."""
+        """Return the sum of `x` over all ranks, which pass equal shapes. It is added rank by rank in float32 or wider,
+        and rounded once.
+        """
         exact, out = (
             torch.promote_types(x.dtype, torch.float32),
             torch.empty_like(x, memory_format=torch.contiguous_format),
@@ -194,8 +202,9 @@ class Ranks:
         return out
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return all ranks' x, which have one shape, on a new first axis: [rank, ...]. Ranks but 0 get their own
-        alone, on an axis of one."""
+        """Return `x` of all ranks, which pass equal shapes, stacked on a new first axis: [rank, ...]. Ranks other than
+        0 get only their own x: [1, ...].
+        """
         found = torch.empty(0 if self.rank else self.size, x.numel(), dtype=x.dtype, device=x.device)
 
         def keep(chunk: Tensor, out: Tensor) -> None:
@@ -205,9 +214,9 @@ class Ranks:
         return x[None] if self.rank else found.view(self.size, *x.shape)
 
     def _exchange_in_chunks(self, x: Tensor, out: Tensor, exchange: Callable[[Tensor, Tensor], None]) -> None:
-        """Exchange x chunk by chunk; `exchange` writes what comes of a chunk to its place in `out` [..., value]."""
+        """Exchange x chunk by chunk; `exchange` writes the result of a chunk to its slice of `out` [..., value]."""
         if not self._running:
-            raise WorkbenchError("parallel.tensor: a model on several ranks computes in the runner's steps alone")
+            raise WorkbenchError("parallel.tensor: a model on several ranks computes only in the runner's steps")
         began, flat, step = time.perf_counter(), x.contiguous().view(-1), CHUNK_BYTES // x.dtype.itemsize
         for first in range(0, flat.numel(), step):
             exchange(flat[first : first + step], out[..., first : first + step])
@@ -220,35 +229,39 @@ class Ranks:
         self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def _compare(self, other: int, digest: bytes) -> None:
-        """Raise where another rank computed something else than this one; for ever after."""
+        """Raise, now and in all later calls, if another rank computed a different result."""
         if digest != self._digest.digest():
             self.broken = f"parallel.tensor: rank {other} computed another step than rank 0; {REMEDY}"
             raise RankFailed(self.broken)
 
     @staticmethod
     def _words_of(error: Exception) -> str:
-        """Return what is said of an error, within its `except` block: how it came about where it is none of ours."""
+        """Return the message of an error, called within its `except` block; with a traceback unless it is a
+        WorkbenchError.
+        """
         return (str(error) if isinstance(error, WorkbenchError) else traceback.format_exc(limit=-2)).strip()
 
     def _no_answer(self, other: int | None, seconds: float) -> RankFailed:
-        """Break the ranks for ever, since one did not answer in time; return what to raise."""
+        """Mark the ranks as broken because one did not answer in time; return the error to raise."""
         who = "another rank" if other is None else f"rank {other}"
         self.broken = f"parallel.tensor: {who} did not answer for {seconds:g} s; {REMEDY}"
         return RankFailed(self.broken)
 
     def break_off(self, reason: str) -> None:
-        """Break the ranks for good, on rank 0: none computes any more. Kept is the first reason."""
+        """Mark the ranks as broken, on rank 0, and end the other ranks: no task can be computed any more. The first
+        reason is kept.
+        """
         self.broken = self.broken or reason
         self._peers.end()
 
     def close(self) -> None:
-        """Leave the ranks: none leads a task any more, and those that wait for this one notice."""
+        """Leave the ranks: no task can be led any more, and ranks that wait for this one notice its end."""
         self.broken = self.broken or f"parallel.tensor: the ranks were closed; {REMEDY}"
         if self._restart is None and torch.distributed.is_initialized() and not self._stuck:
             torch.distributed.destroy_process_group()
 
     def _post(self, raw: bytes) -> None:
-        """Begin a task on rank 0, and hand it to the others."""
+        """Begin a task on rank 0, and send it to the other ranks."""
         self._begin(self._serial + 1)
         task = torch.zeros(max(TASK_BYTES, len(raw) + HEAD_BYTES), dtype=torch.uint8)
         task[:HEAD_BYTES].view(torch.int64)[:] = torch.tensor([len(raw), self._serial])
@@ -257,7 +270,7 @@ class Ranks:
         self._broadcast(task[TASK_BYTES:])
 
     def _next_task(self) -> bytes:
-        """Wait for ever for the next task of rank 0, and begin it."""
+        """Wait, without limit, for rank 0's next task, and begin it."""
         task = torch.zeros(TASK_BYTES, dtype=torch.uint8)
         self._wait(self.group.broadcast([task]), None)
         size, serial = task[:HEAD_BYTES].view(torch.int64).tolist()
@@ -267,25 +280,26 @@ class Ranks:
         return bytes(torch.cat((task, rest))[HEAD_BYTES : HEAD_BYTES + size].numpy())
 
     def _broadcast(self, rest: Tensor) -> None:
-        """Give the rest of rank 0's task, which may be empty, to all."""
+        """Send the rest of rank 0's task, which may be empty, to all ranks."""
         for first in range(0, len(rest), CHUNK_BYTES):
             self._wait(self.group.broadcast([rest[first : first + CHUNK_BYTES]]))
 
     def _end(self, timeout: float | None) -> None:
-        """Wait on rank 0 until all ranks have done the task, and compare what they computed."""
+        """Wait, on rank 0, until all ranks have finished the task, and compare their digests."""
         notes = [torch.zeros(DIGEST_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         self._wait(self.group.gather([notes], [notes[0].clone()]), timeout)
         for other in range(1, self.size):
             self._compare(other, bytes(notes[other].numpy()))
 
     def _finish(self) -> None:
-        """Tell rank 0 that this rank is done with the task, and what it computed."""
+        """Report to rank 0 that this rank has finished the task, with its digest."""
         note = torch.tensor(list(self._digest.digest()), dtype=torch.uint8)
-        self._wait(self.group.gather([], [note]), None)  # rank 0 may be long in its own part
+        self._wait(self.group.gather([], [note]), None)  # rank 0 may take long for its own part
 
     def _abandon(self, error: BaseException) -> None:
-        """Give up the task on rank 0, for `error`; all other tasks too where its calls cannot be taken back, or others
-        may be long in what they do."""
+        """Abandon the task on rank 0 because of `error`. If its calls cannot be cancelled, or after an interrupt (other
+        ranks may take long to finish), end the ranks.
+        """
         if self._restart is not None and isinstance(error, Exception) and self.broken is None:
             self._restart()
             return
@@ -293,26 +307,27 @@ class Ranks:
         self._peers.end()
         if self._peers.can_end:
             self.close()
-        elif not self._stuck:  # a rank may hang, and leaving the group would wait for it for ever
+        elif not self._stuck:  # a rank may hang, and destroying the group would wait for it for ever
             self._stuck = True
             atexit.register(end_process)
 
     def _report(self, error: Exception) -> None:
-        """Say in the store why the task failed here, within the error's `except` block, and leave it; end where calls
-        cannot be taken back. Rank 0 sees that, and looks there."""
+        """Write the reason of the failed task to the store, called within the error's `except` block, and leave the
+        task; exit if calls cannot be cancelled. Rank 0 notices, and reads the store.
+        """
         words = f"rank {self.rank}: {self._words_of(error)}"
-        if self._restart is not None or not isinstance(error, RankFailed):  # else rank 0 finds what another did
+        if self._restart is not None or not isinstance(error, RankFailed):  # else rank 0 finds the cause itself
             self._store.set(f"{FAILED}/{self._serial}/{self.rank}", words[:NOTE_BYTES])
         if self._restart is None:
             raise SystemExit(words)
         self._restart()
 
     def _wait(self, call: Any, timeout: float | None = AS_IN_EXCHANGES, on_cuda: bool = False) -> None:
-        """Wait until a collective call has ended, of NCCL where it is `on_cuda`; None is for ever.
+        """Wait until a collective call has ended (an NCCL call if `on_cuda`); a `timeout` of None waits for ever.
 
         Raises:
             RankFailed: where another rank died, failed or did not answer.
-            TaskAbandoned: where another rank has left the task, on ranks but 0.
+            TaskAbandoned: on ranks other than 0, if another rank has left the task.
         """
         limit = self.timeout if timeout == AS_IN_EXCHANGES else timeout
         began = time.monotonic()
@@ -321,7 +336,7 @@ class Ranks:
                 try:
                     self._look()
                 except RankFailed:
-                    if not call.is_completed():  # it announced this, and ended well
+                    if not call.is_completed():  # the lost rank had announced this call and ended normally
                         raise
                 if limit is not None and time.monotonic() - began > limit:
                     raise self._no_answer(getattr(call, "awaited", None), limit)
@@ -333,7 +348,7 @@ class Ranks:
             raise self._lost(error)
 
     def _look(self) -> None:
-        """Raise where another rank has ended, and on rank 0 where one has failed."""
+        """Raise RankFailed if another rank's process has ended, and on rank 0 also if a rank has failed."""
         for other in range(1, self.size) if self.rank == 0 else ():
             if self._store.check([name := f"{FAILED}/{self._serial}/{other}"]):
                 words = f"parallel.tensor: {self._store.get(name).decode()}"
@@ -347,7 +362,8 @@ class Ranks:
             raise
 
     def _lost(self, error: RuntimeError) -> RankFailed:
-        """Return what to raise where a call failed, unless a rank said why, or its process shows how it ended."""
+        """Return the error to raise for a failed call, unless a rank's message or the end of its process explains it.
+        """
         deadline = time.monotonic() + GRACE_SECONDS
         while self.rank == 0 and time.monotonic() < deadline:
             self._look()

@@ -1,11 +1,11 @@
-"""Compute a step on all ranks as rows of compiled functions, a token per row, as `RowsProgram` does on one.
+"""Compute a step on all ranks as rows of compiled functions, one token per row, like `RowsProgram` on one rank.
 
     norm -> qkv -> attention -> output -> sum over ranks | norm -> gate | up -> down -> sum over ranks | ... -> head
 
-Each half of a layer is a function of its own, and the ranks' results are summed between them, in float32 and in the
-order of ranks. A row's products and attention have an order of sums of their own, and the sum over ranks sees each
-number by itself: so for a number of ranks a token has the same bits in every batch. They are not those of one process,
-whose products are summed without a cut.
+Each half of a layer is a separate function, and the ranks' results are summed between the halves, in float32 and in the
+order of ranks. Each row has its own order of summation in products and attention, and the sum over ranks is
+elementwise: with a fixed number of ranks, a token has the same bits in every batch. The bits differ from those of a
+single process, which sums products without a cut.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ HALVES: tuple[Half, ...] = ("attention", "feedforward")
 
 
 class HalfSteps(DecodeStep):
-    """All layers of a step, half by half, with a sum over ranks after each. All share the buffers of the first, which
-    are filled and read as those of a `DecodeStep`."""
+    """All layers of a step, as two functions per layer (attention, feedforward), with a sum over ranks after each
+    function. All functions share the buffers of the first, which have the layout of a `DecodeStep`.
+    """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], ranks: Ranks):
         self.shape, self.ranks = shape, ranks
@@ -55,13 +56,15 @@ class HalfSteps(DecodeStep):
 
 
 def _of_layer(shape: StepShape, tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    """Return the tensors that the step of one layer takes, the model's layer number `index`."""
+    """Return the input tensors of the one-layer step of the model's layer `index`."""
     names = [name for name, _ in step_inputs(shape)]
     return {name: tensors[f"{name.removesuffix('_0')}_{index}"] for name in names}
 
 
 class RankRows(RowsProgram):
-    """Compute batches on this rank. Rank 0 cuts plans into them (`calls`), and posts each to the others."""
+    """The program of a rank that computes a batch as rows, one token per row. Rank 0 splits plans into batches
+    (`calls`), and posts each batch to the other ranks.
+    """
 
     model: TensorParallelTransformer
     SIZES = DECODE_BUCKETS
@@ -71,7 +74,7 @@ class RankRows(RowsProgram):
 
     @torch.inference_mode()
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
-        """Return the logits of a batch's sampled rows, as `TensorParallelTransformer.compute_logits` does."""
+        """Return the logits of a batch's sampled rows, in the form of `TensorParallelTransformer.compute_logits`."""
         x = self._hidden(batch).index_select(0, batch.logits_indices)
         self.model.ranks.record([x])
         return self.model.gather_logits(self._logits(x))

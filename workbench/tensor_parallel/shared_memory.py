@@ -1,11 +1,12 @@
-r"""Carry out torch.distributed's collective calls in a memory that the ranks of one host share.
+r"""Implement torch.distributed's collective calls in memory shared by the ranks of one host.
 
     word of a rank   | round (12 bits) | number of its last call in this round (20 bits) |
-    slots of a rank  | calls with an even number | calls with an odd one |
+    slots of a rank  | calls with an even number | calls with an odd number |
 
-In a call a rank writes what it gives to its slot, announces the call, waits for those that give, and reads. It writes
-only once all have announced the call before: a rank that announces call i + 1 has read call i. Other than gloo's, calls
-can be taken back: a rank that leaves begins the next round, and those that wait for it do too.
+In a call, a rank writes its data to its slot, announces the call, waits until the sending ranks have announced it, and
+reads their slots. It writes only after all ranks have announced the previous call: a rank that announces call i + 1 has
+read call i. Unlike gloo's, calls can be cancelled: a rank that abandons a call begins the next round, and ranks that
+wait for it follow.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from workbench.tensor_parallel.futex import Words
 from workbench.tensor_parallel.ranks import CHUNK_BYTES, TaskAbandoned
 
 NAME = "shared_memory"
-OFFER = "workbench/offer"  # in the store: where rank 0's memory lies
-ANSWER = "workbench/answer/{}"  # of a rank: its process, or why it cannot map the memory
+OFFER = "workbench/offer"  # store key: the location of rank 0's memory
+ANSWER = "workbench/answer/{}"  # store key of a rank: its process id, or why it cannot map the memory
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 REMEDY = "take transport: gloo"
-CALLS, ROUNDS = 2**20, 2**12  # numbers go round: no rank is half as many behind
-MAX_SLEEP_SECONDS = 60.0  # at a time
-SPINS = 60  # looks at a word before the system is asked, about 20 microseconds
+CALLS, ROUNDS = 2**20, 2**12  # numbers wrap around: no rank is behind by half of them
+MAX_SLEEP_SECONDS = 60.0  # per system call
+SPINS = 60  # reads of a word before a system call, about 20 microseconds
 
 
 class SharedMemoryGroup(ProcessGroup):
-    """The ranks that map one memory; a call is waited for before the next one is begun."""
+    """A process group of ranks that map the same memory; each call must end before the next begins."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int):
-        """Take a place among ranks; `memory` has `memory_bytes(size)` bytes, zero at first."""
+        """Join the group; `memory` has `memory_bytes(size)` bytes, initially zero."""
         super().__init__(rank, size)  # type: ignore[call-arg] (the stubs lack this form)
         self.others = [other for other in range(size) if other != rank]
         self._rank, self._round, self._number, self._words = rank, 0, 0, Words(memory, size)
-        with torch.inference_mode(False):  # they are written within that mode and without
+        with torch.inference_mode(False):  # written both inside and outside of inference mode
             mapped = torch.frombuffer(memory, dtype=torch.uint8)
             self._slots = mapped[_page_aligned(Words.bytes_of(size)) :].view(2, size, CHUNK_BYTES).unbind()
 
@@ -57,42 +58,44 @@ class SharedMemoryGroup(ProcessGroup):
         return _page_aligned(Words.bytes_of(size)) + size * 2 * CHUNK_BYTES
 
     def restart(self, left_for: int | None = None) -> None:
-        """Leave the calls of this round for the next one, or for that which another rank has left it for."""
+        """Abandon the collective calls of this round, and begin the next round, or the round `left_for` that another
+        rank has begun.
+        """
         self._round, self._number = (self._round + 1) % ROUNDS if left_for is None else left_for, 0
         self._words.publish(self._rank, self._round * CALLS)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        """Give the root's tensor, of at most `CHUNK_BYTES`, to all."""
+        """Send the root's tensor, of at most `CHUNK_BYTES`, to all ranks."""
         root = _root(opts)
         return self._call(tensors[0], {}) if self._rank == root else self._call(None, {root: tensors[0]})
 
     def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], _opts: Any = None) -> Work:
-        """Give the tensors of all, of at most `CHUNK_BYTES` each, to all."""
+        """Send the tensors of all ranks, of at most `CHUNK_BYTES` each, to all ranks."""
         return self._call(input_tensors[0], dict(enumerate(output_tensors[0])))
 
     def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> Work:
-        """Give the tensors of all to the root."""
+        """Send the tensors of all ranks to the root."""
         places = output_tensors[0] if self._rank == _root(opts) else ()
         return self._call(input_tensors[0], dict(enumerate(places)))
 
     def _call(self, own: Tensor | None, places: dict[int, Tensor]) -> Work:
-        """Begin a call: write `own` once the call before is over, and read what ranks give to their places."""
+        """Begin a call, which writes `own` after the previous call has ended, and reads data of ranks into `places`."""
         self._number = (self._number + 1) % CALLS
         like = own if own is not None else next(iter(places.values()))
         rows = self._slots[self._number % 2][:, : like.nbytes].view(like.dtype).unbind()
         return SharedMemoryCall(self, self._number, rows, own, places)
 
     def write(self, number: int, rows: Sequence[Tensor], own: Tensor | None) -> None:
-        """Write to this rank's slot, and announce the call."""
+        """Write the tensors `own` to this rank's slot, and announce the collective call."""
         if own is not None:
             rows[self._rank].copy_(own.view(-1))
         self._words.publish(self._rank, self._round * CALLS + number)
 
     def reached(self, rank: int, number: int, until: float) -> bool:
-        """Wait until a rank has announced a call of this round, up to a time; return whether it has.
+        """Wait until a rank has announced a call of this round, at most until time `until`; return whether it has.
 
         Raises:
-            TaskAbandoned: if it has left this round.
+            TaskAbandoned: if that rank has left this round.
         """
         if self._has_announced(rank, number) or any(self._has_announced(rank, number) for _ in range(SPINS)):
             return True
@@ -113,7 +116,9 @@ class SharedMemoryGroup(ProcessGroup):
 
 
 class SharedMemoryCall(Work):
-    """A call under way: what is written once the call before is over, and read once it was announced."""
+    """A collective call in progress. This rank writes after the previous call has ended, and reads after the sending
+    ranks have announced the call.
+    """
 
     def __init__(
         self,
@@ -126,13 +131,13 @@ class SharedMemoryCall(Work):
         super().__init__()
         self._group, self._number, self._rows, self._own, self._places = group, number, rows, own, places
         self._has_written = self._has_read = False
-        self.awaited: int | None = None  # the rank that it waited for in vain
+        self.awaited: int | None = None  # the rank that did not answer in time
 
     def is_completed(self) -> bool:
         return self._advance(0.0)
 
     def wait(self, timeout: timedelta = timedelta.max) -> bool:
-        """Wait until the call has ended; RuntimeError where it takes longer, as torch.distributed's own."""
+        """Wait until the call has ended; RuntimeError after `timeout`, as in torch.distributed."""
         if not self._advance(time.monotonic() + timeout.total_seconds()):
             raise RuntimeError(f"rank {self.awaited} does not answer")
         return True
@@ -168,11 +173,11 @@ def _page_aligned(size: int) -> int:
 
 
 def open_group(store: Any, rank: int, size: int) -> SharedMemoryGroup:
-    """Map one memory into all ranks, which rank 0 makes. It has no name: others open it by its descriptor, as
-    `/proc/PID/fd/NUMBER`, and it ends with the last of them.
+    """Create the shared memory on rank 0, or map it on another rank, and return the process group. The memory has no
+    name: other ranks open it by its descriptor, as `/proc/PID/fd/NUMBER`, and it is freed with the last process.
 
     Raises:
-        WorkbenchError: where a rank is on another host than rank 0, or may not open the memory.
+        WorkbenchError: if a rank is on another host than rank 0, or may not open the memory.
     """
     if rank == 0:
         memory = os.memfd_create("workbench-ranks", os.MFD_CLOEXEC)
@@ -190,16 +195,16 @@ def open_group(store: Any, rank: int, size: int) -> SharedMemoryGroup:
             raise WorkbenchError(f"parallel.tensor: rank {rank}: {error}") from None
         store.set(ANSWER.format(rank), json.dumps({"pid": os.getpid()}))
     group = SharedMemoryGroup(mmap.mmap(memory, SharedMemoryGroup.memory_bytes(size)), rank, size)
-    weakref.finalize(group, os.close, memory)  # rank 0's is opened by others as long as they come
+    weakref.finalize(group, os.close, memory)  # rank 0's descriptor stays open for ranks that join later
     return group
 
 
 def processes_of(store: Any, rank: int, size: int) -> dict[int, int]:
-    """Return the processes that a rank looks after: on rank 0, once they have mapped its memory, those of all others by
-    rank, on others that of rank 0.
+    """Return the process ids, by rank, of the ranks that a rank monitors: rank 0 monitors all other ranks, after they
+    have mapped its memory; other ranks monitor rank 0.
 
     Raises:
-        WorkbenchError: where one does not come, or says why it cannot map the memory.
+        WorkbenchError: if a process does not join, or reports why it cannot map the memory.
     """
     if rank:
         return {0: get_said(store, OFFER)["pid"]}
@@ -224,14 +229,14 @@ def _open_offered(offer: Mapping[str, Any]) -> int:
             f"be processes of one user and one container; {REMEDY}"
         ) from None
     found = os.fstat(memory)
-    if [found.st_dev, found.st_ino] != offer["file"]:  # the number of another process, in another container
+    if [found.st_dev, found.st_ino] != offer["file"]:  # this pid is another process: rank 0 is in a container
         os.close(memory)
         raise WorkbenchError(f"transport shared_memory: it sees other processes than rank 0 does; {REMEDY}")
     return memory
 
 
 def _host() -> str:
-    """Return what tells this host from others while it runs: names of hosts may be equal."""
+    """Return an identifier of this host since its boot: host names may be equal."""
     return BOOT_ID.read_text().strip()
 
 

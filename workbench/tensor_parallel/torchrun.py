@@ -1,7 +1,7 @@
-"""Join ranks that torchrun started. They meet at its store, where rank 0 says what carries numbers between them.
+"""Join ranks that torchrun started. They connect through its store, where rank 0 publishes the transport.
 
-torchrun ends all processes where one fails, and none of them is another's child: in shared memory each looks whether
-those that it waits for still live.
+torchrun ends all processes if one fails. They are not each other's children, so in shared memory each rank checks that
+the ranks it waits for are alive.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from workbench.tensor_parallel.distributed import (
 )
 from workbench.tensor_parallel.ranks import STOP, NoPeers, RankFailed, Ranks, Transport
 
-ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
-DEFAULT_TIMEOUT = 60.0  # seconds, of a rank until rank 0 has posted its settings
-TRANSPORT = "transport"  # in the store: what carries numbers
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
+DEFAULT_TIMEOUT = 60.0  # seconds; limit of a rank until rank 0 has sent its settings
+TRANSPORT = "transport"  # store key of the transport
 REMEDY = "take transport: gloo"
 
 
@@ -40,7 +40,7 @@ def started_by_torchrun() -> bool:
 
 
 def torchrun_problem(transport: Transport, size: int) -> str | None:
-    """Return why the processes that torchrun started cannot be `size` ranks with `transport`; None where they can."""
+    """Return why the processes that torchrun started cannot be `size` ranks with `transport`; None if they can."""
     world = int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if size != world:
@@ -55,15 +55,15 @@ def torchrun_problem(transport: Transport, size: int) -> str | None:
 
 
 class TorchrunRanks:
-    """The processes beside this one that torchrun started, as rank 0 holds them; torchrun looks after them."""
+    """Rank 0's interface to the other ranks, which torchrun started and monitors."""
 
-    taken = False  # whether the others have joined once: they serve one model, and end with it
+    taken = False  # whether the others have joined: they serve one model, and end with it
 
     def __init__(self, size: int, timeout: float, transport: Transport):
-        """Take rank 0's place among them.
+        """Join them as rank 0.
 
         Raises:
-            WorkbenchError: where they do not all come, or cannot map one memory.
+            WorkbenchError: if a rank does not join, or the ranks cannot map one memory.
         """
         self.threads = torch.get_num_threads()  # torchrun has set it for each process
         TorchrunRanks.taken = True
@@ -73,15 +73,15 @@ class TorchrunRanks:
         self._end = weakref.finalize(self, _stop, self.ranks)
 
     def close(self) -> None:
-        """Let the other processes end."""
+        """Tell the other ranks to end."""
         self._end()
 
 
 def join_torchrun() -> Ranks:
-    """Take this process's place among those that torchrun started, as a rank but 0.
+    """Join the processes started by torchrun as a rank other than 0.
 
     Raises:
-        WorkbenchError: where they do not meet, or this one cannot map rank 0's memory.
+        WorkbenchError: if the ranks do not meet, or this one cannot map rank 0's memory.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _meet(rank, size, DEFAULT_TIMEOUT)
@@ -91,22 +91,25 @@ def join_torchrun() -> Ranks:
 def _join(transport: Transport, rank: int, size: int, timeout: float, store: Any) -> Ranks:
     if transport != "shared_memory":
         return Ranks(open_group(rank, size, timeout, store), store, timeout, NoPeers())
-    from workbench.tensor_parallel import shared_memory  # a build of torch may have no torch.distributed
+    from workbench.tensor_parallel import shared_memory  # some builds of torch lack torch.distributed
 
     group = shared_memory.open_group(store, rank, size)
     return Ranks(group, store, timeout, TorchrunPeers(shared_memory.processes_of(store, rank, size)))
 
 
 class TorchrunPeers:
-    """Other ranks on this host that are no children of this one: each is looked at through a descriptor of it."""
+    """The other ranks on this host when torchrun started them: they are no child processes, so each is monitored
+    through a pidfd.
+    """
 
     can_end = False
 
     def __init__(self, pids: Mapping[int, int]):
-        """Open a descriptor of each rank's process, which lives.
+        """Open a descriptor (pidfd) of each rank's process.
 
         Raises:
-            WorkbenchError: where there is none, or this system gives none.
+            RankFailed: if a process has ended.
+            WorkbenchError: if the system has no pidfds.
         """
         self._ranks, self._ended, self._ends_as_failed = dict[int, int](), select.poll(), False
         weakref.finalize(self, _close, self._ranks)
@@ -124,12 +127,12 @@ class TorchrunPeers:
             self._ended.register(descriptor, select.POLLIN)
 
     def check(self) -> None:
-        """Raise RankFailed where one of them has ended."""
+        """Raise RankFailed if the process of another rank has ended."""
         for descriptor, _ in self._ended.poll(0):
             raise RankFailed(_ended_words(self._ranks[descriptor]))
 
     def end(self) -> None:
-        """Let this process end as failed, once it has said what became of its requests: torchrun then ends all."""
+        """End this process as failed, after it has reported its requests; torchrun then ends all."""
         if not self._ends_as_failed:
             self._ends_as_failed = True
             atexit.register(end_process)

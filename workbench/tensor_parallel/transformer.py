@@ -1,4 +1,4 @@
-"""One rank's shard of a model."""
+"""Define the model of one rank: its shard of a whole model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from workbench.tensor_parallel.ranks import Ranks, rows_per_exchange
 
 @dataclass(frozen=True)
 class ScoreOfHeads:
-    """A score function of all heads, for a rank whose first head is number `first`."""
+    """A score function that is written for all heads, applied to the heads of one rank; `first` is the first
+    of them.
+    """
 
     score: Score
     first: int
@@ -41,8 +43,9 @@ class ScoreOfHeads:
 
 
 class NormOverRanks(nn.Module):
-    """RMSNorm of all queries or keys of a token, of which this rank has some heads [token, head, head_dim] and their
-    weights: the sum of squares is that of all ranks, in float32 at least. `copies` ranks hold each head."""
+    """An RMSNorm over all query or key heads of a token, of which each rank has some [token, head, head_dim], with
+    their weights. The squares are summed over all ranks, in float32 or wider. `copies` ranks hold each head.
+    """
 
     def __init__(self, own: HeadRMSNorm, ranks: Ranks, copies: int):
         super().__init__()
@@ -58,22 +61,22 @@ class NormOverRanks(nn.Module):
 
 
 class TensorParallelTransformer(Transformer):
-    """The share of one rank: its modules have the sizes of `rank_spec`, `spec` is the whole model's.
+    """One rank's shard of a model: its modules have the sizes of `rank_spec`; `spec` describes the whole model.
 
-    What it takes and returns is as in a whole model, but for the logits, which rank 0 has alone. It computes together
-    with the other ranks, within a task of `Ranks`.
+    Inputs and outputs equal those of a whole model, except that only rank 0 has all logits. All ranks compute together,
+    within a task of `Ranks`.
     """
 
     ranks: Ranks
     rank_spec: ModelSpec
-    only_largest = False  # whether of each row's logits only the largest counts in this step
+    only_largest = False  # whether this step needs only the largest logit of each row
 
     @classmethod
     def of_rank(
         cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend, format: WeightFormat, ranks: Ranks,
         dtype: torch.dtype | None = None,
     ) -> TensorParallelTransformer:  # fmt: skip
-        """Build the share of the model `spec` whose parameters, cut (see `cut_state`), are `state`."""
+        """Build a rank's shard of the model `spec` from its sharded parameters `state` (see `cut_state`)."""
         own = spec_of_rank(spec, ranks.rank, ranks.size)
         model = cls.from_state(own, state, backend, format, ranks.all_reduce, dtype)
         model.ranks, model.rank_spec, model.spec = ranks, model.spec, spec
@@ -87,37 +90,40 @@ class TensorParallelTransformer(Transformer):
         return cache_shapes(self.rank_spec, format)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Look up token ids [token]: each rank those of its own part of the vocabulary."""
+        """Return the embeddings of token ids [token], each looked up by the rank that has this part of the vocabulary:
+        [token, hidden].
+        """
         first, end = self._vocabulary
         mine = (ids >= first) & (ids < end)
         rows = super().lookup(torch.where(mine, ids - first, 0))
         return self.ranks.all_reduce(rows * mine[:, None].to(rows.dtype))
 
     def compute_logits(self, x: Tensor) -> Tensor:
-        """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays); of ranks but 0 their own part
-        of the vocabulary alone."""
-        self.ranks.record([x])  # all ranks have the same bits, or rank 0 says so
+        """Return the logits of hidden states [sample, hidden]: [sample, vocab] in float32 (float64 stays) on rank 0.
+        Other ranks return only their part of the vocabulary.
+        """
+        self.ranks.record([x])  # rank 0 reports an error if the ranks' bits differ
         return self.gather_logits(super().compute_logits(x))
 
     def gather_logits(self, own: Tensor) -> Tensor:
-        """Return on rank 0 the logits [sample, vocab] of all ranks, each with its `own` part; on others that part.
+        """Return on rank 0 the logits [sample, vocab] joined from all ranks' parts `own`; on other ranks return `own`.
 
-        Where the step asks for the largest alone, two numbers a row and rank travel, and all others are -inf.
+        If the step needs only the largest logits, each rank sends two numbers per row, and all other logits are -inf.
         """
         size, ranks = self.spec.vocab_size, self.ranks.size
-        if not len(own):  # part of a prefill
+        if not len(own):  # a prefill chunk without sampled rows
             return own.new_empty((0, size))
         if self.only_largest:
             return self._gather_largest(own)
         widest = -(-size // ranks)
         whole = own.new_empty((0 if self.ranks.rank else len(own), size))
-        rows = rows_per_exchange(widest, own.itemsize)  # so that no second copy of all logits is held
+        rows = rows_per_exchange(widest, own.itemsize)  # in chunks, without a second copy of all logits
         for begin in range(0, len(own), rows):
             self._gather_rows(own[begin : begin + rows], whole[begin : begin + rows], widest)
         return own if self.ranks.rank else whole
 
     def _gather_rows(self, own: Tensor, whole: Tensor, widest: int) -> None:
-        """Write on rank 0 the logits of all ranks to `whole` [sample, vocab]; a rank has `widest` columns at most."""
+        """Write, on rank 0, the logits of all ranks to `whole` [sample, vocab]; a rank has at most `widest` columns."""
         gathered = self.ranks.gather(F.pad(own, (0, widest - own.shape[1])))
         if self.ranks.rank == 0:
             for rank, shard in enumerate(gathered):
@@ -125,8 +131,9 @@ class TensorParallelTransformer(Transformer):
                 whole[:, first:end] = shard[:, : end - first]
 
     def _gather_largest(self, own: Tensor) -> Tensor:
-        """Gather of each row and rank the largest logit and its token, the first of equal ones (NaN is the largest).
-        Ranks have tokens in order, and a token's number is exact as a float32."""
+        """Gather, for each row and rank, the largest logit and its token, the first of equal ones (NaN counts as
+        largest). Ranks have tokens in order, and token ids are exact in float32.
+        """
         place = _first_largest(own)
         largest = own.gather(1, place[:, None])
         gathered = self.ranks.gather(torch.cat([largest, (place[:, None] + self._vocabulary[0]).to(own.dtype)], dim=1))
@@ -138,7 +145,7 @@ class TensorParallelTransformer(Transformer):
 
     @property
     def bytes_per_weight(self) -> tuple[float, float]:
-        """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
+        """Return the bytes per matrix value, scales included, in the blocks and in the head."""
         blocks, head = super().bytes_per_weight
         first, end = self._vocabulary
         return blocks, head * self.spec.vocab_size / (end - first)
@@ -149,13 +156,14 @@ class TensorParallelTransformer(Transformer):
 
 
 def _first_largest(rows: Tensor) -> Tensor:
-    """Return the first place of each row's largest number, or of its first NaN: [row]. (torch's argmax on a CPU takes
-    ten times numpy's time.)"""
+    """Return the first index of each row's largest number, or of its first NaN: [row]. (torch's argmax on a CPU takes
+    ten times as long as numpy's.)
+    """
     return torch.from_numpy(rows.numpy().argmax(-1)) if rows.is_cpu else rows.argmax(-1)
 
 
 def _see_all_heads(own: AttentionMixer, whole: AnyAttentionSpec, ranks: Ranks) -> None:
-    """Let a rank's attention know what depends on all heads: the number of each, and norms over all of them."""
+    """Give a rank's attention the parts that depend on all heads: head numbers, and norms over all heads."""
     heads = whole.num_heads // ranks.size
     own.mask = build_mask(whole, ranks.rank * heads, heads)
     if (score := build_score(whole)) is not None:

@@ -1,10 +1,9 @@
-"""Conformity kits: check a custom variant against the laws of the workbench's own parts. They need hypothesis."""
+"""Check user-defined parts against the laws that the built-in parts satisfy. Needs the package hypothesis."""
 
-from __future__ import annotations
+from workbench.lazy import attach
 
-import importlib
-from typing import TYPE_CHECKING
-
+# ruff: noqa: F401
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from workbench.testing.attention import check_attention
     from workbench.testing.eviction import check_evict
@@ -15,25 +14,4 @@ if TYPE_CHECKING:
     from workbench.testing.rankings import check_ranking, check_search
     from workbench.testing.samplers import check_sampler
 
-__all__ = [
-    "check_attention", "check_evict", "check_kv_format", "check_policy", "check_program", "check_proposer",
-    "check_ranking", "check_sampler", "check_search",
-]  # fmt: skip
-
-_HOMES = {
-    "check_attention": "workbench.testing.attention",
-    "check_evict": "workbench.testing.eviction",
-    "check_kv_format": "workbench.testing.kv_format",
-    "check_policy": "workbench.testing.policies",
-    "check_program": "workbench.testing.programs",
-    "check_proposer": "workbench.testing.proposers",
-    "check_ranking": "workbench.testing.rankings",
-    "check_search": "workbench.testing.rankings",
-    "check_sampler": "workbench.testing.samplers",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = attach(__name__)

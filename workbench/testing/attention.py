@@ -1,4 +1,4 @@
-"""Check a custom attention variant against the laws of the workbench's own."""
+"""Check a user-defined attention variant against the laws of the built-in variants."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ def check_attention(
     arguments: Mapping[str, Any] | None = None,
     backends: Iterable[str] = tuple(Backend),
 ) -> ConformityReport:
-    """Try `part` in small models, and report law by law whether it holds.
+    """Try `part` in small models, and report for each law whether it holds.
 
     Args:
         part: a mask (query, key) or (query, key, head) -> visible, a score function (score, head, query, key) ->
             score, a choice of pages (query, *summaries) -> term, an attention module, or a composition as in a
             configuration (`{"sliding_window": 8, "num_sink_tokens": 2}`). An instance, a class, a function, or an
             import path (`package.module:Name`, `folder/file.py:Name`).
-        examples: texts tried for each law, equal in every call.
-        arguments: builds `part` where it is a class.
-        backends: compared with the reference as far as they support the variant; compiling for inductor takes seconds.
+        examples: number of texts tried for each law, the same texts in every call.
+        arguments: arguments of `part`'s constructor, if it is a class.
+        backends: backends to compare with the reference, if they support the variant; compilation for inductor takes
+            seconds.
 
     Raises:
-        WorkbenchError: `part` cannot be found or built.
+        WorkbenchError: if `part` cannot be found or built.
     """
     if isinstance(part, (dict, AttentionConfig)):
         composition = AttentionConfig.parse(part)
@@ -58,7 +59,7 @@ def check_attention(
 
 
 def _kind(found: Any, arguments: Mapping[str, Any], name: str) -> tuple[str | None, Any]:
-    """Return the kind of `found`, by the arguments it can be called with, and the callable where it is one."""
+    """Return the kind of `found`, by the arguments that it accepts, and the callable."""
     if inspect.isclass(found) and issubclass(found, nn.Module):
         return "module", None
     made = build_custom(found, arguments, name)
@@ -82,7 +83,7 @@ def _laws(change: dict[str, Any], made: Any, kind: str, examples: int, backends:
     found = []
     for law, check in position_laws.POSITION_LAWS.get(kind, {}).items():
         found.append(check_law(law, functools.partial(check, made), 5 * examples, position_laws.positions()))
-    if all(law.ok for law in found[:1]):  # without results of the right shape, further laws are not tried
+    if all(law.ok for law in found[:1]):  # further laws need results of the right shape
         problem = _build_error(change, made, kind)
         if problem:
             return (*found, Law("goes into a model", False, problem))

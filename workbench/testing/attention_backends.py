@@ -1,4 +1,4 @@
-"""Compare backends with the einops reference in float64, for one attention variant, as far as they support it."""
+"""Compare the backends that support an attention variant with the einops reference in float64."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from workbench.testing.attention_scenarios import CLASSES, AttentionScenario, at
 from workbench.testing.law import Law, LawBroken, check_law
 
 Change = Mapping[str, Any]
-LONGEST = 90  # tokens of a context
-CLASSES_OF = {Backend.INDUCTOR: 1, Backend.MLIR: 3}  # shapes tried on backends that take seconds to compile one
-FLOAT32_ROUNDING = 1e-4  # of two small layers
+LONGEST = 90  # maximum tokens of a context
+CLASSES_OF = {Backend.INDUCTOR: 1, Backend.MLIR: 3}  # number of shapes tried on backends with slow compilation
+FLOAT32_ROUNDING = 1e-4  # rounding error of two small layers
 
 
 def backend_law(backend: Backend, change: Change, examples: int, page_size: int | None = None) -> Law:
-    """Check `backend` against the reference. A backend that refuses with a reason is not tried. A choice among pages of
-    `page_size` tokens is checked in a model: its choice of pages is part of the backend's step."""
+    """Check that `backend` agrees with the reference, and return the result; a backend that does not support the
+    variant is not tried. A selection among pages of `page_size` tokens is checked in a model, because the backend's
+    step selects the pages.
+    """
     name = f"backend {backend}: agrees with the einops reference, and blind queries give zeros"
     if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
@@ -50,8 +52,8 @@ def backend_law(backend: Backend, change: Change, examples: int, page_size: int 
     if problem := unsupported_reason(backend, build_mask(attention), build_score(attention)):
         return Law(name, True, f"not claimed: {problem}", tried=False)
     if backend is Backend.INDUCTOR:
-        # Sizes that are equal by chance in what is compiled first are compiled once more when they differ.
-        with suppress(Exception):  # the law finds it again, with the example that shows it best
+        # Compile different sizes first: the compiler would specialize on sizes that happen to be equal.
+        with suppress(Exception):  # the law finds the error again, with a minimal example
             heads, share, dim, page = CLASSES[0]
             _agrees(backend, change, AttentionScenario(1, heads, share, dim, (LONGEST, 75, 61), 1, page))
     scenarios = attention_scenarios(LONGEST, classes=CLASSES_OF.get(backend))
@@ -60,14 +62,14 @@ def backend_law(backend: Backend, change: Change, examples: int, page_size: int 
 
 @dataclass(frozen=True)
 class _EveryOther:
-    """A mask under which odd queries see nothing."""
+    """A mask with which odd queries see no key."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return (query % 2 == 0) & (key >= 0)
 
 
 def _chooses_alike(backend: Backend, change: Change, scenario: AttentionScenario) -> None:
-    """Check that a model in float32 gives the logits on `backend` that the oracle gives."""
+    """Check that a model in float32 on `backend` gives the oracle's logits."""
     spec = scenario.spec(change)
     model = Transformer.from_state(spec, random_weights(spec, torch.float32, scenario.seed), backend)
     texts = {f"{i}": text for i, text in enumerate(scenario.texts())}
@@ -80,7 +82,7 @@ def _chooses_alike(backend: Backend, change: Change, scenario: AttentionScenario
 
 def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> None:
     attention = scenario.spec(change).layers[0].attention
-    assert isinstance(attention, AttentionSpec | MLASpec)  # scenarios attend
+    assert isinstance(attention, AttentionSpec | MLASpec)  # scenarios have attention layers
     suite = suite_of("paged_attention")
     decodes = len(scenario.lengths) - 1
     spans = [1 if i < decodes else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
@@ -98,7 +100,7 @@ def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> No
         *inputs, parameters = suite.input_maker(generator, **arguments, mask=mask)
         inputs = to_device((*inputs, parameters._replace(score=score)), device_of(backend))
         try:
-            # One run for both laws: torch compiles anew where memory is filled and where it is not.
+            # One run for both laws: torch compiles again for memory that is not filled with NaN.
             out = on_nan_memory(suite, inputs, backend)
             wrong = output_disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, out)
         except BackendError as error:

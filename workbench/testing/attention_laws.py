@@ -1,4 +1,4 @@
-"""Laws of attention in a model: texts, batches, pages, chunks and prefixes.
+"""Check laws of attention in a model: texts, batches, pages, chunks and prefixes.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 def _causal(change: Change, scenario: AttentionScenario) -> None:
-    """Check that another ending leaves all rows before it unchanged."""
+    """Check that a changed end of a text leaves all earlier rows unchanged."""
     model, text = scenario.model(change), list(max(scenario.texts(), key=len))
     kept = 1 + scenario.seed % (len(text) - 1)
     other = text[:kept] + [(token + 1 + scenario.seed) % VOCAB for token in text[kept:]]
@@ -44,7 +44,7 @@ def _batched(change: Change, scenario: AttentionScenario) -> None:
         require_equal_logits(
             sampled_logits(model, {f"{i}": text}),
             together,
-            "beside other texts it gives other rows than alone",
+            "in a batch with other texts it gives other rows than alone",
             scenario,
         )
 
@@ -67,7 +67,7 @@ def _chunked(change: Change, scenario: AttentionScenario) -> None:
 
 
 def _warm(change: Change, scenario: AttentionScenario) -> None:
-    """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
+    """Check texts with a common prefix, one after another: later texts reuse pages of the first."""
     model, longest = scenario.model(change), max(scenario.texts(), key=len)
     ends = [(), (0,), (1, 0)]
     texts = {f"{i}": longest[: len(longest) - i] + end for i, end in enumerate(ends) if len(longest) > i}
@@ -92,7 +92,7 @@ def _plain(change: Change, scenario: AttentionScenario) -> None:
 
 
 LAWS: dict[str, Callable[[Change, AttentionScenario], None]] = {
-    "causality: what comes later changes nothing before it": _causal,
+    "causality: later tokens change no earlier row": _causal,
     "batched = alone": _batched,
     "pages of any size in any order = one page": _paged,
     "chunked = whole": _chunked,

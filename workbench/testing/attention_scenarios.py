@@ -1,4 +1,4 @@
-"""Tiny models with the attention under test, texts for them, and the logits of every sampled row."""
+"""Build tiny models with the attention under test, and texts for them; return the logits of every sampled row."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from workbench.scheduler.plan import StepPlan
 from workbench.testing.law import LawBroken
 
 VOCAB, CONTEXT = 31, 64
-# Key/value heads, query heads of each, columns of a head, tokens of a page: shapes that are compiled.
+# Key/value heads, query heads per key/value head, head_dim, tokens per page: each shape is compiled.
 Shape = tuple[int, int, int, int]
 CLASSES: tuple[Shape, ...] = ((4, 2, 8, 5), (1, 3, 4, 9), (2, 1, 8, 3))
-LONGEST = 40  # tokens of a text, unless more are asked for
+LONGEST = 40  # default maximum tokens of a text
 SampledLogits = dict[
     tuple[str, int], tuple[tuple[int, ...], Tensor]
 ]  # (text, number of tokens) -> token ids, logits [vocab]
@@ -42,14 +42,16 @@ def random_texts(seed: int, lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class AttentionScenario:
-    """Sizes of a model, lengths of texts, and the runner's token budget and page size."""
+    """A scenario for attention: the sizes of a model, the lengths of texts, and the runner's token budget and page
+    size.
+    """
 
     seed: int
     num_kv_heads: int
     queries_per_kv: int
     head_dim: int
     lengths: tuple[int, ...]
-    max_num_batched_tokens: int  # tokens a step
+    max_num_batched_tokens: int  # tokens per step
     page_size: int
 
     def __repr__(self) -> str:
@@ -83,8 +85,9 @@ class AttentionScenario:
 def attention_scenarios(
     longest: int = LONGEST, page_size: int | None = None, classes: int | None = None
 ) -> st.SearchStrategy[AttentionScenario]:
-    """Draw scenarios of many sizes, with pages of any size unless given; of `classes` shapes where that is given, so
-    that few compilations serve all: the lengths of three texts differ."""
+    """Return a hypothesis strategy for scenarios of many sizes, by default with any page size. `classes` limits the
+    number of shapes, so that few compilations suffice; each scenario then has three texts.
+    """
     lengths = st.lists(st.integers(2, longest), min_size=2 if classes is None else 3, max_size=3).map(tuple)
     if classes is None:
         sizes = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]), st.integers(1, 9))
@@ -106,15 +109,15 @@ def sampled_logits(
     backends: Backends | None = None,
     **settings: Any,
 ) -> SampledLogits:
-    """Return the logits of every row that a runner samples while it continues `texts`.
+    """Return the logits of every row that a runner samples while continuing `texts`.
 
     Args:
         model: the model.
         texts: token ids by name.
         max_tokens: output tokens of each text.
-        page_orders: as of `Runner`.
-        backends: as of `LoadedModel`.
-        settings: of the runner; pages start filled with NaN.
+        page_orders: passed to `Runner`.
+        backends: passed to `LoadedModel`.
+        settings: settings of the runner; pages are initially filled with NaN.
     """
     chosen = [shape.summaries.page_size for shape in model.cache_shapes() if shape.summaries is not None]
     sizes = {"page_size": chosen[0]} if chosen else {}
@@ -122,7 +125,7 @@ def sampled_logits(
     runner = Runner(config, LoadedModel(model, backends=backends), page_orders=page_orders)
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
-            tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
+            tensor[1:].view(torch.uint8).fill_(255)  # NaN in every float type
     watched = _Recording()
     runner.core.executor.hooks.append(watched)
     greedy = SamplingParameters(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -133,7 +136,7 @@ def sampled_logits(
 
 
 class _Recording:
-    """A hook of a `StepRunner` that records the logits that are sampled from."""
+    """A hook of a `StepRunner` that records the logits of sampled rows."""
 
     def __init__(self) -> None:
         self.rows: SampledLogits = {}
@@ -148,7 +151,7 @@ class _Recording:
 
 
 def require_equal_logits(rows: SampledLogits, plain: SampledLogits, message: str, scenario: object) -> None:
-    """Raise LawBroken unless logits after equal tokens agree, up to rounding in float64."""
+    """Raise LawBroken if logits after equal tokens differ by more than float64 rounding."""
     for place, (tokens, row) in rows.items():
         before, right = plain.get(place, (None, None))
         if before == tokens and right is not None:

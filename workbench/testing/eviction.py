@@ -1,5 +1,5 @@
-"""Check an eviction policy against its laws: the budget is kept, and a text loses the same tokens however it is
-chunked, batched and paged.
+"""Check an eviction policy against its laws: sequences stay within the budget, and chunking, batching and paging do not
+change the evicted tokens.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -50,7 +50,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class WithTokenBudget:
-    """A policy under another budget, small enough for small texts."""
+    """The same eviction policy with another token budget, small enough for small texts."""
 
     policy: AnyPolicy
     tokens: int
@@ -72,7 +72,7 @@ class WithTokenBudget:
         return policy_spread(self.policy)
 
     def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
-        # A budget in bytes is replaced here: a page takes one of one byte.
+        # Any budget in bytes is accepted, then replaced by `tokens`: page size and page bytes are 1.
         return replace(self.policy.budget_for(1, 1), tokens=self.tokens, ratio=None)
 
     def select_layer(self, layer: LayerTokens, budget: int) -> Tensor:
@@ -80,7 +80,7 @@ class WithTokenBudget:
 
 
 class MergingWithTokenBudget(WithTokenBudget):
-    """The same of a policy that merges."""
+    """The same merging policy with another token budget."""
 
     def merge(self, layer: LayerTokens, keep: Tensor) -> tuple[Tensor, Tensor]:
         policy: Any = self.policy
@@ -93,7 +93,7 @@ def with_token_budget(policy: AnyPolicy, tokens: int) -> WithTokenBudget:
 
 @dataclass(frozen=True)
 class EvictionScenario:
-    """A model, texts, and the token budget of each text."""
+    """A scenario for eviction: a model and texts, and the token budget of each text."""
 
     scenario: AttentionScenario
     budget_tokens: int
@@ -116,9 +116,9 @@ class EvictionScenario:
 
 
 def eviction_scenarios() -> st.SearchStrategy[EvictionScenario]:
-    """Draw scenarios.
+    """Return a hypothesis strategy for eviction scenarios.
 
-    The simplest, tried first, has texts three times as long as the budget, and two key/value heads.
+    The simplest scenario, tried first, has texts three times as long as the budget, and two key/value heads.
     """
     lengths = st.lists(st.sampled_from([24, 40, 9, 31, 2, 17, 13, 36]), min_size=2, max_size=3).map(tuple)
     sizes = st.sampled_from([2, 1]), st.integers(1, 3), st.sampled_from([4, 8])
@@ -128,7 +128,9 @@ def eviction_scenarios() -> st.SearchStrategy[EvictionScenario]:
 
 
 def mass_and_budget() -> st.SearchStrategy[tuple[Tensor, int]]:
-    """Draw attention masses and budgets, mostly budgets below the number of tokens; the simplest are of these."""
+    """Return a hypothesis strategy for attention masses with a token budget. The budget is below the number of tokens
+    in the simplest examples and in most others.
+    """
     masses = st.lists(st.floats(0, 100, width=32), min_size=2, max_size=60)
     short = st.tuples(masses, st.integers(1, 40)).map(lambda drawn: (drawn[0], min(drawn[1], len(drawn[0]) - 1)))
     wide = st.tuples(masses.map(lambda mass: mass[1:]), st.integers(1, 40))
@@ -146,11 +148,13 @@ def check_choice(policy: Any, drawn: tuple[Tensor, int]) -> None:
     if kept[-1] != len(mass) - 1:
         raise LawBroken(f"keeps {kept} {where}: the newest is not among them")
     if policy.select(mass.clone(), budget).tolist() != kept:
-        raise LawBroken(f"keeps others when asked again, {where}")
+        raise LawBroken(f"keeps other tokens in a second call, {where}")
 
 
 def layers_and_budget() -> st.SearchStrategy[tuple[tuple[LayerTokens, ...], int]]:
-    """Draw what three layers hold of a text, and a budget below the number of tokens."""
+    """Return a hypothesis strategy for the tokens of a text in three layers, with a budget below the number
+    of tokens.
+    """
 
     def build(seed: int, heads: int, slots: int, budget: int) -> tuple[tuple[LayerTokens, ...], int]:
         generator, budget = torch.Generator().manual_seed(seed), max(1, min(budget, slots - 1))
@@ -183,15 +187,15 @@ def check_layer_choice(policy: LayerEvictionPolicy, drawn: tuple[tuple[LayerToke
         if merge is not None:
             merge(tokens, keep)
         if not all(map(torch.equal, before, (tokens.mass, tokens.keys, tokens.values))):
-            raise LawBroken(f"changes what it is shown, {where}")
+            raise LawBroken(f"changes its input, {where}")
         if not torch.equal(policy.select_layer(tokens, budget), keep):
-            raise LawBroken(f"keeps others when asked again, {where}")
+            raise LawBroken(f"keeps other tokens in a second call, {where}")
     if sum(counts) > budget * len(counts):
         raise LawBroken(f"keeps {sum(counts) / len(counts):.1f} on average {where}")
 
 
 def _within_budget(policy: AnyPolicy, scenario: EvictionScenario) -> None:
-    """Check every sequence after every step; bytes are counted from the pages in use."""
+    """Check tokens, pages and bytes of every sequence after every step; bytes are computed from the pages in use."""
     budget, size = scenario.budget(policy), scenario.scenario.page_size
     tokens = max(2, scenario.scenario.max_num_batched_tokens)
     limited = with_token_budget(policy, scenario.budget_tokens)
@@ -221,7 +225,7 @@ def _within_budget(policy: AnyPolicy, scenario: EvictionScenario) -> None:
 
 
 def _allowed(budget: EvictionBudget, sequence: Sequence) -> int:
-    """Return the most tokens that `sequence` may hold after a step."""
+    """Return the maximum number of tokens that `sequence` may store after a step."""
     prompt, most = sequence.prompt_length, budget.max_tokens(sequence.prompt_length)
     if budget.in_decode:
         return most
@@ -252,12 +256,12 @@ def _oracle(policy: AnyPolicy, scenario: EvictionScenario) -> None:
 
 
 def _batched(policy: AnyPolicy, scenario: EvictionScenario) -> None:
-    """Batch with so small a token budget that other requests change the chunks of a text."""
+    """Batch texts with a small step budget, so that other requests change the chunks of a text."""
     few = max(2, scenario.scenario.max_num_batched_tokens)
     together = scenario.rows(policy, max_num_batched_tokens=few)
     for name, text in scenario.texts().items():
         alone = scenario.rows(policy, {name: text}, max_num_batched_tokens=few)
-        require_equal_logits(alone, together, "beside other texts it gives other rows than alone", scenario.scenario)
+        require_equal_logits(alone, together, "in a batch it gives other rows than alone", scenario.scenario)
 
 
 def _chunked(policy: AnyPolicy, scenario: EvictionScenario) -> None:
@@ -275,7 +279,7 @@ def _paged(policy: AnyPolicy, scenario: EvictionScenario) -> None:
 
 
 def _preempted(policy: AnyPolicy, scenario: EvictionScenario) -> None:
-    """Leave pages for little more than one text: others are preempted, then recomputed or swapped in."""
+    """Run with pages for little more than one text: others are preempted, then recomputed or swapped in."""
     size, budget = scenario.scenario.page_size, scenario.budget(policy)
     needs = [
         pages_for(budget.peak_tokens(len(ids), len(ids) + OUTPUT_TOKENS - 1), size) for ids in scenario.texts().values()
@@ -287,7 +291,7 @@ def _preempted(policy: AnyPolicy, scenario: EvictionScenario) -> None:
 
 
 def _unlimited(policy: AnyPolicy, scenario: EvictionScenario) -> None:
-    """Check bit for bit that counting attention changes nothing."""
+    """Check that accumulating attention changes no bit of the logits."""
     plain = scenario.rows(None)
     for place, (tokens, row) in scenario.rows(policy, tokens=CONTEXT).items():
         before, right = plain.get(place, (None, row))
@@ -306,8 +310,8 @@ def _no_prefix(policy: AnyPolicy, scenario: EvictionScenario) -> None:
 
 
 EVICTION_LAWS: dict[str, Callable[[AnyPolicy, EvictionScenario], None]] = {
-    "the budget is kept at every step, in tokens, pages and bytes; all pages are freed": _within_budget,
-    "what stays is what a model without pages, batches and chunks keeps, head by head": _oracle,
+    "no step exceeds the budget, in tokens, pages and bytes; all pages are freed": _within_budget,
+    "each head keeps the same tokens as in a model without pages, batches and chunks": _oracle,
     "batched = alone": _batched,
     "chunked = whole": _chunked,
     "pages of any size in any order = one page": _paged,
@@ -318,24 +322,24 @@ REFUSALS: dict[str, Callable[[AnyPolicy, EvictionScenario], None]] = {PREFIX_LAW
 
 
 def check_evict(policy: str | Mapping[str, Any] | AnyPolicy | Settings, examples: int = 6) -> ConformityReport:
-    """Try `policy` in small models, and report law by law whether it holds.
+    """Try `policy` in small models, and report for each law whether it holds.
 
     Args:
-        policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`), the path of a policy of
-            your own (`{"path": "mine.py:Mine", "arguments": {"budget": 256}}`), or such a policy (see
-            `workbench.parts.EvictionPolicy`). It is tried under small budgets of many sizes.
-        examples: sets of texts tried for each law, equal in every call.
+        policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`), the path of a
+            user-defined policy (`{"path": "mine.py:Mine", "arguments": {"budget": 256}}`), or a policy object (see
+            `workbench.parts.EvictionPolicy`). It is tried with small budgets of many sizes.
+        examples: number of sets of texts tried for each law, the same in every call.
 
     Returns:
-        A report; laws that the policy `gives_up` are listed as such.
+        A report; laws in the policy's `gives_up` are marked.
 
     Raises:
-        WorkbenchError: `policy` is none.
+        WorkbenchError: if `policy` is not an eviction policy.
     """
     given = parse_eviction(policy)
     if given is None:
         raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
-    law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
+    law = "keeps as many tokens as the budget, in order, with the newest; a second call keeps the same"
     if isinstance(given, LayerEvictionPolicy):
         laws = [check_law(law, functools.partial(check_layer_choice, given), 20 * examples, layers_and_budget())]
     else:

@@ -1,6 +1,6 @@
-"""A naive model with eviction: one text, token by token, and the tokens that each key/value head keeps.
+"""Compute a text naively with eviction: token by token, with a list of kept tokens for each key/value head.
 
-No pages, no batch, no chunks, no backend; only the model's own projections are shared with the runner.
+No pages, no batch, no chunks, no backend; it shares only the model's projections with the runner.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from workbench.kv_cache.eviction import AnyPolicy, EvictionPolicy, LayerEviction
 from workbench.model.mixer import AttentionMixer
 from workbench.model.transformer import Transformer
 
-Stored = Callable[[Tensor], Tensor]  # rows of keys or values [token, kv_head, head_dim] as the cache gives them back
+Stored = Callable[[Tensor], Tensor]  # rows of keys or values [token, kv_head, head_dim] -> rows read from the cache
 
 
 class _HeadCache:
-    """Keys and values [head_dim] of each token kept by one key/value head, and the attention that each has received."""
+    """The keys and values [head_dim] of the tokens kept by one key/value head, and their accumulated attention."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -34,14 +34,14 @@ class _HeadCache:
         self.mass.append(torch.zeros((), dtype=torch.float64))
 
     def attend(self, q: Tensor, scale: float, counts: bool, decay: float) -> Tensor:
-        """Attend with query heads [queries_per_kv, head_dim]: [queries_per_kv, head_dim]."""
-        weights = (q @ torch.stack(self.keys).T * scale).softmax(-1)  # [share, kept]
+        """Return the attention of query heads `q` [queries_per_kv, head_dim]: [queries_per_kv, head_dim]."""
+        weights = (q @ torch.stack(self.keys).T * scale).softmax(-1)  # [queries_per_kv, kept]
         if counts:
             self.mass = [decay * mass + weight.sum() for mass, weight in zip(self.mass, weights.T, strict=True)]
         return weights @ torch.stack(self.values)
 
     def keep(self, stays: Tensor) -> None:
-        """Keep the tokens of a mask [token]."""
+        """Keep only the tokens of the mask `stays` [token]."""
         self.keys, self.values, self.mass = (
             [each for each, kept in zip(rows, stays.tolist(), strict=True) if kept]
             for rows in (self.keys, self.values, self.mass)
@@ -51,7 +51,7 @@ class _HeadCache:
 def _evict(
     policy: AnyPolicy, layer: int, layers: list[list[_HeadCache]], budget: int, slots: int, stored: Stored
 ) -> None:
-    """Evict in one layer what the policy does not keep, changed to what it makes of it."""
+    """Evict the tokens of one layer that the policy does not keep, and store its merged rows, if it merges."""
     heads = layers[layer]
     keys, values = (torch.stack([torch.stack(getattr(head, name)) for head in heads]) for name in ("keys", "values"))
     mass = torch.stack([torch.stack(head.mass) for head in heads])
@@ -80,9 +80,9 @@ def evicted_logits(
     prompt: int,
     stored: Stored = lambda rows: rows,
 ) -> Tensor:
-    """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt.
+    """Return the logits [token, vocab] of every position of `ids`; the first `prompt` ids are the prompt.
 
-    `stored` returns rows of keys or values [token, kv_head, head_dim] as the cache gives them back."""
+    `stored` maps rows of keys or values [token, kv_head, head_dim] to the values read from the cache."""
     shapes = model.cache_shapes()
     own = [[_HeadCache() for _ in range(shape.num_kv_heads)] if shape.shared_with is None else [] for shape in shapes]
     sources = (shape.shared_with for shape in shapes)
@@ -117,7 +117,7 @@ def _row(
         assert isinstance(block.attention, AttentionMixer)
         scale, shares = block.attention.scale, q[0].chunk(len(heads))
         k, v = (rows if rows is None or not len(rows[0]) else stored(rows) for rows in (k, v))
-        for head, key, value in zip(heads, k[0], v[0], strict=False):  # none, where the heads are another layer's
+        for head, key, value in zip(heads, k[0], v[0], strict=False):  # empty if the layer shares another layer's heads
             head.add(key, value)
         found = [head.attend(query, scale, counts, decay) for head, query in zip(heads, shares, strict=True)]
         x = block.after_attention(x, torch.cat(found)[None])

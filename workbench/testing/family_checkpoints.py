@@ -1,6 +1,6 @@
-"""Random checkpoints of every family that is read, made by transformers: the other side of the families' parity.
+"""Build random checkpoints of every supported family with transformers, for comparison with our models.
 
-They are tiny, and no parameter is at a value that hides it: norms are not 1, biases not 0.
+They are tiny, and no parameter has a value without effect: norms are not 1, biases are not 0.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ FAMILY_CASES = [(family, changes) for family, cases in CONFIGS.items() for chang
 
 
 def random_checkpoint(family: str, changes: dict[str, Any], seed: int = 0) -> Any:
-    """Make a random model of transformers.
+    """Return a model of transformers with random parameters.
 
     Args:
         family: its `model_type`.
-        changes: fields of its config beside the sizes that all have here.
-        seed: of the parameters.
+        changes: fields of its config in addition to the common sizes.
+        seed: random seed of the parameters.
 
     Raises:
-        ImportError: without transformers.
+        ImportError: if transformers is not installed.
     """
     import transformers
 

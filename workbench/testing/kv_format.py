@@ -1,5 +1,5 @@
-"""Check a cache format against its laws: stored codes, and equal results however texts are chunked, batched, paged and
-shared.
+"""Check a cache format against its laws: the stored codes, and equal results for all ways to chunk, batch, page and
+share texts.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -38,8 +38,9 @@ from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
 
 
 def _row_by_row(format: CacheFormat, scenario: KVScenario) -> None:
-    """Check each codec on random rows or blocks: alone and together one has the same code, of the layout of any
-    other."""
+    """Check each codec on random rows or blocks: a row has the same code alone and in a batch, and all codes have one
+    layout.
+    """
     generator = torch.Generator().manual_seed(scenario.seed)
     for spec in _test_specs(format):
         if spec.codec is None:
@@ -55,14 +56,15 @@ def _row_by_row(format: CacheFormat, scenario: KVScenario) -> None:
             for row in range(len(rows)):
                 alone = codec.encode(rows[row : row + 1], side)
                 if not all(torch.equal(each[0], many[row]) for each, many in zip(alone, together, strict=True)):
-                    message = f"beside others a {one} of {side} has another code than alone"
+                    message = f"a {one} of {side} has another code in a batch than alone"
                     raise LawBroken(f"{spec.format}: {message}, on {scenario}")
             if not bool(codec.decode(together, *heads, side).isfinite().all()):
                 raise LawBroken(f"{spec.format}: finite numbers are decoded to others, on {scenario}")
 
 
 def _calibrated(format: CacheFormat, scenario: KVScenario) -> None:
-    """Check each codec that is calibrated: twice on one sample it has the same codes, and on any sample one layout."""
+    """Check each codec with calibration: the same sample gives the same codes twice, and all samples give one layout.
+    """
     for layer, spec in enumerate(_test_specs(format)):
         if spec.codec is None or not spec.codec.needs_calibration:
             continue
@@ -77,7 +79,7 @@ def _calibrated(format: CacheFormat, scenario: KVScenario) -> None:
                 if not all(torch.equal(*pair) for pair in codes):
                     raise LawBroken(f"{spec.format}: calibrated twice it has other codes for {side}, on {scenario}")
             if stored_layout(first, *heads, torch.float64) != layout:
-                raise LawBroken(f"{spec.format}: what it stores depends on the sample, on {scenario}")
+                raise LawBroken(f"{spec.format}: the sizes of its tensors depend on the sample, on {scenario}")
 
 
 def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
@@ -91,7 +93,7 @@ def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
             away = (dequantize(quantized, torch.float64) - numbers.double()).abs()
             if quantized.scales is None:
                 allowed = torch.zeros(HEAD_DIM, 1)
-            elif quantized.minima is None:  # e4m3: three bits after the leading one
+            elif quantized.minima is None:  # e4m3: three mantissa bits
                 allowed = torch.maximum(numbers.abs() / 16, quantized.scales.float().T * 2**-10)
             else:
                 allowed = quantized.scales.float().T / 2
@@ -120,7 +122,7 @@ def _batched(format: CacheFormat, scenario: KVScenario) -> None:
     together = sampled_kv_logits(scenario, format)
     for name, ids in scenario.texts().items():
         alone = sampled_kv_logits(scenario, format, {name: ids})
-        require_equal_logits(alone, together, "beside other texts it gives other rows than alone", scenario)
+        require_equal_logits(alone, together, "in a batch with other texts it gives other rows than alone", scenario)
 
 
 def _chunked(format: CacheFormat, scenario: KVScenario) -> None:
@@ -142,7 +144,7 @@ def _paged(format: CacheFormat, scenario: KVScenario) -> None:
 
 
 def _warm(format: CacheFormat, scenario: KVScenario) -> None:
-    """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
+    """Check texts with a common prefix, one after another: later texts reuse pages of the first."""
     longest = max(scenario.texts().values(), key=len)
     texts = {f"{i}": longest[: len(longest) - i] for i in range(3) if len(longest) - i > 1}
     size = quant_group_tokens(format)
@@ -170,7 +172,9 @@ KV_LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
 
 
 def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
-    """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
+    """Check that `backend` agrees with the reference, and return the result; a backend that does not support the format
+    is not tried.
+    """
     name = f"backend {backend}: agrees with the einops reference in float64"
     if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
@@ -197,7 +201,7 @@ def _agree(backend: Backend, shapes: tuple[KVCacheSpec, ...], scenario: KVScenar
 
 def _agrees(backend: Backend, shape: KVCacheSpec, scenario: KVScenario) -> None:
     suite, format, rule = suite_of("quantized_attention"), shape.format, shape.quantization_rule
-    # A kernel compiled for decodes does not depend on span lengths, and compiling takes long.
+    # A kernel compiled for decode does not depend on span lengths, and compilation is slow.
     spans = [
         1 if backend is Backend.INDUCTOR else 1 + (scenario.seed + i) % length
         for i, length in enumerate(scenario.lengths)
@@ -227,22 +231,22 @@ def _store(format: CacheFormat, scenario: KVScenario) -> KVStore:
 def check_kv_format(
     format: str | Mapping[str, Any] | CacheFormat, examples: int = 6, backends: Iterable[str] = tuple(Backend)
 ) -> ConformityReport:
-    """Try `format` in small models, and report law by law whether it holds.
+    """Try `format` in small models, and report for each law whether it holds.
 
     Args:
         format: as for `load(cache=...)`: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`,
-            `{"codec": {"path": "mine.py:Codec"}}`), or the path of a codec alone (`mine.py:Codec`). The model has
-            layers of every kind that the format names.
-        examples: sets of texts tried for each law, equal in every call, long enough that tokens are quantized.
-        backends: compared with the einops reference as far as they support the format.
+            `{"codec": {"path": "mine.py:Codec"}}`), or only the path of a codec (`mine.py:Codec`). The model has layers
+            of every kind that the format defines.
+        examples: number of sets of texts tried for each law, the same in every call, long enough to quantize tokens.
+        backends: backends to compare with the einops reference, if they support the format.
 
     Raises:
-        WorkbenchError: an impossible format, or a codec that is none.
+        WorkbenchError: if the format is invalid, or its codec is not a codec.
     """
     given = parse_cache_format(format)
     tried = shrink_to_test_layers(given)
     for spec in _test_specs(tried):
-        assert spec.bytes_per_token(torch.float32)  # a codec is called
+        assert spec.bytes_per_token(torch.float32)  # calls the codec
     drawn = kv_scenarios(tried)
     codecs = [spec.codec for spec in _test_specs(tried)]
     calibrated = any(codec is not None and codec.needs_calibration for codec in codecs)

@@ -1,4 +1,4 @@
-"""Tiny models whose texts are long enough for quantization groups to fill, and the logits of every sampled row."""
+"""Build tiny models with texts that fill quantization groups; return the logits of every sampled row."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from workbench.testing.attention_scenarios import VOCAB, SampledLogits, random_t
 
 HEAD_DIM = 16
 OUTPUT_TOKENS = 3  # output tokens of each text
-TOKENS_OF_A_PAGE = 8  # where no quantization group says more
-CALIBRATION_TOKENS = 64  # on which codecs of a small model are calibrated, with every runner
+TOKENS_OF_A_PAGE = 8  # without a larger quantization group
+CALIBRATION_TOKENS = 64  # for calibrating a small model's codecs, with every runner
 
 
 @dataclass(frozen=True)
 class KVScenario:
-    """Lengths of texts, an optional window in every second layer, and the runner's token budget and page size."""
+    """A scenario for cache formats: the lengths of texts, an optional window in every second layer, and the runner's
+    token budget and page size.
+    """
 
     seed: int
     layers: int
     num_kv_heads: int
     window: int | None
     lengths: tuple[int, ...]
-    max_num_batched_tokens: int  # tokens a step
-    quant_groups_per_page: int  # quantization groups of a page
+    max_num_batched_tokens: int  # tokens per step
+    quant_groups_per_page: int  # quantization groups per page
 
     def __repr__(self) -> str:
         window = f", window {self.window}" if self.window else ""
@@ -74,9 +76,9 @@ class KVScenario:
 
 
 def shrink_to_test_layers(format: CacheFormat) -> CacheFormat:
-    """Shrink `format` to the kit's small models, whatever layers it names.
+    """Return `format` adapted to the few layers of the kit's small models.
 
-    The first two layers are as most of the format's are; every other kind of layer has two more, of which the second
+    The first two layers have the format's default kind; each other kind of layer gets two layers, of which the second
     may have a window.
     """
     usual = format.for_layer(max(format.layers, default=0) + 1)
@@ -87,23 +89,25 @@ def shrink_to_test_layers(format: CacheFormat) -> CacheFormat:
 
 
 def num_test_layers(format: CacheFormat) -> int:
-    """Return the number of layers that a shrunk format needs."""
+    """Return the number of layers that a test model needs for `format` after `shrink_to_test_layers`."""
     return max(format.layers, default=1) + 1
 
 
 def quant_group_tokens(format: CacheFormat) -> int:
-    """Return the fewest tokens that are whole quantization groups in every layer."""
+    """Return the smallest number of tokens that forms whole quantization groups in every layer."""
     layers = map(format.for_layer, range(num_test_layers(format)))
     return math.lcm(*(_group(each) or TOKENS_OF_A_PAGE for each in layers), TOKENS_OF_A_PAGE)
 
 
 def _group(layer: LayerFormat) -> int | None:
-    """Return the tokens of a group; None where a codec encodes each token as it is written."""
+    """Return the tokens per quantization group; None if the codec encodes each token when it is written."""
     return layer.quant_group if layer.codec is None else load_codec(layer.codec).group
 
 
 def kv_scenarios(format: CacheFormat) -> st.SearchStrategy[KVScenario]:
-    """Draw texts with lengths near those at which tokens are quantized."""
+    """Return a hypothesis strategy for scenarios with texts whose lengths are near those at which
+    quantization starts.
+    """
     layers = num_test_layers(format)
     formats = map(format.for_layer, range(layers))
     groups = ((each.residual_length, _group(each)) for each in formats)
@@ -118,7 +122,7 @@ def kv_scenarios(format: CacheFormat) -> st.SearchStrategy[KVScenario]:
 def sampled_kv_logits(
     scenario: KVScenario, format: CacheFormat, texts: dict[str, tuple[int, ...]] | None = None, **settings: Any
 ) -> SampledLogits:
-    """Return the logits of every sampled row while a runner continues the texts (see attention_scenarios.py)."""
+    """Return the logits of every row that a runner samples while continuing the texts (see attention_scenarios.py)."""
     size = settings.pop("page_size", scenario.page_size(format))
     given = scenario.texts() if texts is None else texts
     pages = settings.pop("pages", 2 * len(given) * (-(-(max(map(len, given.values())) + OUTPUT_TOKENS) // size) + 1))

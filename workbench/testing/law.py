@@ -1,4 +1,4 @@
-"""Try a law on many examples, equal in every call, and report the results of a conformity kit law by law."""
+"""Check a law on many examples, the same in every call, and report the results law by law."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SUPPRESSED_CHECKS = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck
 
 
 class LawBroken(AssertionError):
-    """Raised where a law does not hold; the message says how."""
+    """Raised if a law does not hold; the message describes how."""
 
 
 class Law(NamedTuple):
-    """The result of one law: `ok` unless it was seen to be broken.
+    """The result of checking one law: `ok` is False if an example broke the law.
 
-    A law that was not `tried`, for the reason in `detail`, does not count.
+    A law that was not `tried` does not count; `detail` has the reason.
     """
 
     law: str
@@ -45,7 +45,7 @@ class ConformityReport:
         return all(law.ok for law in self.laws)
 
     def raise_if_failed(self) -> None:
-        """Raise AssertionError with the whole report where a law is broken."""
+        """Raise AssertionError with the whole report if a law is broken."""
         if not self.passed:
             raise AssertionError(str(self))
 
@@ -58,12 +58,13 @@ class ConformityReport:
 
 
 def check_law(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:
-    """Return the result of `law`: `check` is called with drawn values, and raises where the law is broken.
+    """Check `law` on drawn examples and return the result: `check` is called with drawn values, and raises if they
+    break the law.
 
     A failing example is simplified in up to `SHRINK_TRIES` further tries.
     """
     tried = []
-    faults: dict[str, Exception] = {}  # by the drawn values
+    faults: dict[str, Exception] = {}  # errors by drawn values
     later = 0  # tries since the first fault
 
     @settings(
@@ -81,7 +82,7 @@ def check_law(law: str, check: Callable[..., None], examples: int, *drawn: Searc
         nonlocal later
         tried.append(None)
         later += bool(faults)
-        if later > SHRINK_TRIES:  # enough: a known failure stays the example
+        if later > SHRINK_TRIES:  # stop simplifying: repeat only known failures
             if repr(values) in faults:
                 raise faults[repr(values)]
             return
@@ -95,6 +96,6 @@ def check_law(law: str, check: Callable[..., None], examples: int, *drawn: Searc
         hold()
     except LawBroken as broken:
         return Law(law, False, str(broken))
-    except Exception as error:  # errors of the part, and hypothesis's own where results are not deterministic
+    except Exception as error:  # errors of the part, or of hypothesis for nondeterministic results
         return Law(law, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     return Law(law, True, f"{len(tried)} examples")

@@ -1,7 +1,8 @@
-"""Packers of each format, written plainly from the packers' documentation: bits are put together as one long integer.
+"""Pack matrices into each quantized format, written plainly from the formats' documentation: bits are joined to one
+long integer.
 
-Each takes a matrix [out, in] and returns the tensors that the format stores, by the ends of their names, and the matrix
-that they stand for, computed in float64. Codes are random where a test asks for it: no rounding to hide behind.
+Each packer takes a matrix [out, in] and returns the stored tensors, by suffixes of their names, and the matrix that
+they represent, computed in float64. Tests may use random codes, so that rounding cannot hide errors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass
 class Packed:
-    """Stored tensors by the ends of their names, the matrix in float64, and the section of the config."""
+    """A packed matrix: the stored tensors by suffixes of their names, the matrix that they represent in float64, and
+    the quantization section for the model's config.
+    """
 
     tensors: dict[str, Tensor]
     dense: Tensor
@@ -35,20 +38,22 @@ Packer = Callable[[Tensor], Packed]
 
 
 def words(values: Sequence[int], bits: int) -> np.ndarray:
-    """Return values of `bits` bits as int32, the first one lowest, across the borders of words."""
+    """Return values of `bits` bits packed into int32 words, the first value in the lowest bits; a value may cross a
+    word boundary.
+    """
     whole = sum(int(value) << bits * place for place, value in enumerate(values))
     return np.frombuffer(whole.to_bytes(-(-len(values) * bits // 32) * 4, "little"), dtype="<i4")
 
 
 def along_rows(codes: np.ndarray, bits: int) -> Tensor:
-    """Pack a matrix along its rows' columns: [row, column] -> [row, word]."""
+    """Return a matrix with the values of each row packed into words: [row, column] -> [row, word]."""
     return torch.from_numpy(np.stack([words(row, bits) for row in codes.tolist()]).copy())
 
 
 def codes_of(
     weight: Tensor, bits: int, group: int, zero: bool, dtype: torch.dtype
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Return unsigned codes [out, in], unsigned zeros and scales [out, group] of a matrix."""
+    """Quantize a matrix: return unsigned codes [out, in], unsigned zeros [out, group] and scales [out, group]."""
     out, columns = weight.shape
     groups = weight.double().unflatten(1, (columns // group, group))
     low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
@@ -61,7 +66,7 @@ def codes_of(
 
 
 def affine(codes: np.ndarray, zeros: np.ndarray, scales: Tensor, index: np.ndarray) -> Tensor:
-    """Return (codes - zeros) * scales in float64, each column's of its group in `index`."""
+    """Return (codes - zeros) * scales in float64; `index` has the group of each column."""
     return torch.from_numpy((codes - zeros[:, index]) * scales.double().numpy()[:, index])
 
 
@@ -153,7 +158,9 @@ def float_quantized(weight: Tensor, block: tuple[int, int] | None = None, tensor
 
 
 def fp8_codes(weight: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return F8_E4M3 values, a scale for each block, in float32, and the matrix that they stand for."""
+    """Quantize a matrix in blocks: return F8_E4M3 values, a float32 scale for each block, and the matrix that they
+    represent.
+    """
     out, width = weight.shape
     scales = torch.ones(-(-out // rows), -(-width // columns))
     values, dense = torch.empty(out, width, dtype=torch.float8_e4m3fn), torch.empty(out, width, dtype=torch.float64)
@@ -173,7 +180,9 @@ def fp8(weight: Tensor, block: tuple[int, int] = (128, 128)) -> Packed:
 
 
 def e2m1_codes(weight: Tensor) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Return codes [out, in] of E2M1, exponents [out, in / 32], biased, and the matrix that they stand for."""
+    """Quantize a matrix: return E2M1 codes [out, in], biased exponents [out, in / 32], and the matrix that they
+    represent.
+    """
     blocks = weight.double().unflatten(1, (-1, 32))
     exponents = blocks.abs().amax(-1).clamp_min(1e-30).log2().floor() - 2
     near = (blocks[..., None] / 2 ** exponents[..., None, None] - torch.tensor(E2M1, dtype=torch.float64)).abs()
@@ -193,7 +202,9 @@ def mxfp4_pack(weight: Tensor) -> Packed:
 
 
 def nf4(weight: Tensor, nested: bool = False, kind: str = "nf4", block: int = 64) -> Packed:
-    """Any table of 16 numbers does: it is stored, and read from there."""
+    """Pack a matrix in bitsandbytes' 4-bit format, whose codes index a table of 16 values; any table works, since it is
+    stored with the codes.
+    """
     table = torch.linspace(-1, 1, 16) ** 3
     flat = weight.flatten().float()
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
@@ -235,13 +246,14 @@ def bnb_int8(weight: Tensor) -> Packed:
 
 
 def pack_folder(source: Path, target: Path, pack: Packer, skip: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Write a copy of a Hugging Face folder with the matrices of its blocks packed; return those that they stand for.
+    """Write a copy of a Hugging Face folder with the matrices of its blocks packed; return the matrices that they
+    represent.
 
     Args:
         source: a folder with one model.safetensors.
         target: the folder to write.
         pack: packs one matrix.
-        skip: parts of names of matrices that stay dense.
+        skip: name parts of matrices that stay dense.
 
     Returns:
         The dense matrices in float32, by their names in `source`.

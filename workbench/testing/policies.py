@@ -1,5 +1,6 @@
-"""Check a custom scheduling policy against the laws of the workbench's own, on integer schedules run by the real
-scheduler."""
+"""Check a user-defined scheduling policy against the laws of the built-in policies, on small schedules run by the real
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from workbench.testing.policy_scenarios import (
     with_lists,
 )
 
-STARVATION_LIMIT = 200  # steps that a request may wait, where the policy has no limit
-STEPS_AHEAD = 250  # further steps for requests ahead: all work under way in a starvation scenario
+STARVATION_LIMIT = 200  # steps that a request may wait if the policy has no limit
+STEPS_AHEAD = 250  # further steps for requests ahead: all work in progress in a starvation scenario
 COMPETING_REQUESTS: dict[
     str, tuple[ArrivingRequest, ArrivingRequest]
-] = {  # the waiting request, and those that arrive without end
+] = {  # the waiting request, and the competitors that keep arriving
     "short prompts": (ArrivingRequest(0, 14, 3, 1), ArrivingRequest(0, 1, 2, 1)),
     "long prompts": (ArrivingRequest(0, 2, 3, 1), ArrivingRequest(0, 20, 2, 1)),
     "urgent requests": (ArrivingRequest(0, 6, 3, 2), ArrivingRequest(0, 6, 3, 0)),
@@ -47,7 +48,7 @@ CACHED = "requests with a cached prefix"
 STARVATION_LAW = "no request starves among {}"
 STARTED = re.compile(r"admitted: \d+ pages taken")
 SHORT_OF_PAGES = re.compile(r"needs \d+ more pages, .*; the (youngest|last in order) is preempted")
-# One slot or several, few tokens a step or many, pages for all requests or hardly one.
+# One slot or several, few or many tokens per step, pages for all requests or hardly for one.
 _STARVATION_SCENARIOS = st.builds(
     PolicyScenario, st.just(()), st.sampled_from(["full", "full and window"]), st.sampled_from([10, 40]),
     st.sampled_from([1, 2, 4]), st.sampled_from([4, 24]),
@@ -76,8 +77,9 @@ def _valid(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
 
 
 def _pages(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
-    """Check that pages are conserved in every step, that none is taken from a running request for one that starts, and
-    that every page is free in the end."""
+    """Check that pages are conserved in every step, that no running request loses pages to a request that starts, and
+    that all pages are free at the end.
+    """
     scheduler = None
     for played, plan in play_scenario(scenario, policy):
         scheduler = played.scheduler
@@ -96,14 +98,14 @@ def _pages(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
 
 
 def _progress(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
-    """Check that some request advances where one can: `play_scenario` raises where none does."""
+    """Check that some request advances if one can: `play_scenario` raises if none does."""
     for _ in play_scenario(scenario, policy):
         pass
 
 
 def _no_loop(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     """Check that between two preemptions of one sequence some request advances further than ever before."""
-    most: dict[str, int] = {}  # most tokens computed of each request
+    most: dict[str, int] = {}  # maximum computed tokens of each request
     before: dict[str, tuple[int, int]] = {}  # at its last preemption: the step, and the sum of `most`
     for _, plan in play_scenario(scenario, policy):
         for decision in plan.decisions:
@@ -118,9 +120,9 @@ def _no_loop(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
 
 
 def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: PolicyScenario) -> None:
-    """Check that each waiting or running request ends within the starvation limit and the work ahead of it.
+    """Check that each waiting or running request ends within the starvation limit plus the time for work ahead of it.
 
-    Competing requests arrive without end meanwhile.
+    Competing requests keep arriving during the check.
     """
     victim, rival = COMPETING_REQUESTS[competing]
     scenario = replace(scenario, prefix=competing == CACHED)
@@ -128,7 +130,7 @@ def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: Poli
     while count < scenario.max_num_seqs:  # they run when the victim arrives
         count += played.submit(rival, f"rival {count}") is not None
         if len(played.unfinished) <= count - 1:
-            return  # it does not fit alone
+            return  # the request does not fit even alone
     played.step()
     played.submit(victim, "victim")
     awaited = list(played.unfinished)
@@ -159,17 +161,17 @@ LAWS: dict[str, Callable[[SchedulingPolicy, PolicyScenario], None]] = {
 
 
 def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> ConformityReport:
-    """Try `policy` on small schedules, and report law by law whether it holds.
+    """Try `policy` on small schedules, and report for each law whether it holds.
 
     Args:
         policy: a function from `SchedulerState` to `SchedulerDecision`, or a value of `schedule.policy`: a name,
-            settings, an import path. Its `starvation_limit`, in steps, bounds waiting; 200 where it has none. Laws in
-            its `gives_up` are listed as such and not tried.
-        examples: schedules tried for each law, equal in every call.
-        kind: the schedule's, `continuous` or `static`.
+            settings, an import path. Its `starvation_limit`, in steps, limits waiting (default 200). Laws in its
+            `gives_up` are marked and not tried.
+        examples: number of schedules tried for each law, the same in every call.
+        kind: kind of the schedule, `continuous` or `static`.
 
     Raises:
-        WorkbenchError: the policy cannot be found or built, or gives up a law that there is not.
+        WorkbenchError: if the policy cannot be found or built, or its `gives_up` names an unknown law.
     """
     made = parse_policy(policy, kind)
     given_up, laws = frozenset(getattr(made, "gives_up", ())), []

@@ -1,4 +1,4 @@
-"""Small integer schedules for testing a policy: arrivals, pages, and the policy's decisions."""
+"""Run small schedules of integers to test a policy: arrivals, pages and the policy's decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workbench.scheduler.validate import items_of, policy_name
 from workbench.testing.law import LawBroken
 
 PAGE_SIZE, CONTEXT = 4, 48
-STALL_STEPS = 100  # steps; enough to recompute preempted requests
+STALL_STEPS = 100  # steps without progress; enough to recompute preempted requests
 KV_CACHE_GROUPS = {
     "full": (KVCacheGroup(),),
     "full and window": (KVCacheGroup(), KVCacheGroup(sliding_window=5)),
@@ -31,7 +31,7 @@ KV_CACHE_GROUPS = {
 
 @dataclass(frozen=True)
 class ArrivingRequest:
-    """One arriving request: steps after the previous one, and its sizes."""
+    """One request that arrives: its sizes, and the number of steps since the previous arrival."""
 
     steps_after: int
     prompt_tokens: int
@@ -44,7 +44,7 @@ class ArrivingRequest:
     shares_prefix: bool = True
 
     def request(self, name: str) -> Request:
-        # Prompts share a beginning, so that the prefix index has hits.
+        # Prompts share a prefix, so that the prefix index has hits.
         shared = 9 if self.shares_prefix else 0
         ids = tuple(0 if i < shared else 1 + hash((name, i)) % 7 for i in range(self.prompt_tokens))
         sampling = SamplingParameters(max_tokens=self.max_tokens)
@@ -98,7 +98,7 @@ def policy_scenarios() -> st.SearchStrategy[PolicyScenario]:
 
 
 def with_lists(decision: SchedulerDecision, state: SchedulerState) -> SchedulerDecision:
-    """Return a decision whose iterators are walked, without groups."""
+    """Return a scheduler's decision whose order and kept requests are lists, with groups expanded to their requests."""
     num_requests = len(state.running) + len(state.waiting)
     order = list(items_of(decision.order, "it", num_requests))
     keep = None if decision.keep is None else list(items_of(decision.keep, "it", num_requests))
@@ -106,7 +106,7 @@ def with_lists(decision: SchedulerDecision, state: SchedulerState) -> SchedulerD
 
 
 def requests_of(order: Iterable[object]) -> list[RequestView]:
-    """Return the requests of an order without groups, turn by turn."""
+    """Return the requests in a decision's order, which must have no groups."""
     requests = [item.request if isinstance(item, Turn) else item for item in order]
     return [request for request in requests if isinstance(request, RequestView)]
 
@@ -116,22 +116,22 @@ STEP_SECONDS = 0.25  # so that policies with deadlines meet some and miss others
 
 @dataclass
 class ScheduleHarness:
-    """A scheduler at work on requests.
+    """A scheduler that runs requests without a model.
 
-    `last_decision` is the state that the policy saw before this step, and its decision.
+    `last_decision` is the policy's last input state and its decision.
     """
 
     scheduler: Scheduler
     policy: SchedulingPolicy
     unfinished: list[Sequence] = field(default_factory=list)
     num_submitted: int = 0
-    now: float = 0.0  # seconds: STEP_SECONDS a step
+    now: float = 0.0  # seconds: STEP_SECONDS per step
     last_decision: tuple[SchedulerState, SchedulerDecision] | None = None
 
     @classmethod
     def from_scenario(cls, scenario: PolicyScenario, policy: SchedulingPolicy) -> ScheduleHarness:
         played = cls(scenario.scheduler(policy), policy)
-        played.scheduler.set_policy(played)  # asked before every step, for it does not declare itself steady
+        played.scheduler.set_policy(played)  # called before every step, since it is not declared steady
         return played
 
     @property
@@ -147,7 +147,7 @@ class ScheduleHarness:
         return decision
 
     def submit(self, coming: ArrivingRequest, name: str) -> Sequence | None:
-        """Queue a request; None where it could never run."""
+        """Queue a request and return its sequence; None if the request could never run."""
         new = [
             Sequence.from_request(coming.request(f"{name}.{i}" if i else name), self.num_submitted + i)
             for i in range(coming.samples)
@@ -163,7 +163,9 @@ class ScheduleHarness:
         return new[0]
 
     def step(self) -> StepPlan | None:
-        """Run one step, and finish requests that reached their length. LawBroken where the policy gives no plan."""
+        """Run one step, and finish the requests that have reached their length. Raise LawBroken if the policy gives no
+        plan.
+        """
         self.last_decision = None
         try:
             plan = self.scheduler.plan(now=self.now)
@@ -187,9 +189,9 @@ class ScheduleHarness:
 
 
 def play_scenario(scenario: PolicyScenario, policy: SchedulingPolicy) -> Iterator[tuple[ScheduleHarness, StepPlan]]:
-    """Yield every step of a scenario until all requests have finished; LawBroken where they never do."""
+    """Yield every step of a scenario until all requests have finished. Raises LawBroken if they never finish."""
     played, due, coming = ScheduleHarness.from_scenario(scenario, policy), 0, list(enumerate(scenario.arrivals))
-    step, further = 0, 0  # the last step in which a request advanced further than before
+    step, further = 0, 0  # the last step in which a request reached a new maximum
     most: dict[str, int] = {}
     while coming or played.unfinished:
         while coming and (due + coming[0][1].steps_after <= step or not played.unfinished):

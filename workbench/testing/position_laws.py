@@ -1,4 +1,4 @@
-"""Laws of masks and score functions alone, before any model: they depend on heads and positions only."""
+"""Check laws of masks and score functions without a model: they depend only on heads and positions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from workbench.model.custom import takes_head
 from workbench.testing.law import LawBroken
 
 MAX_POSITION = 5000
-CAUSAL_QUERIES = 256  # queries checked at once for visible keys ahead of them
+CAUSAL_QUERIES = 256  # queries checked at once for visible later keys
 
 
 @dataclass(frozen=True)
 class PositionBlock:
-    """A block of queries [first, first + queries) and of the last `keys` keys up to two after the last query."""
+    """A block of queries and keys by position: queries [first, first + queries), and `keys` keys, which end two
+    positions after the last query.
+    """
 
     first: int
     queries: int
@@ -56,7 +58,9 @@ def positions() -> st.SearchStrategy[PositionBlock]:
 
 
 def _seen(mask: Any, query: Tensor, key: Tensor, block: PositionBlock) -> Tensor:
-    """Call the mask, for the block's last head if it asks for one, and return its result as booleans [query, key]."""
+    """Call the mask, with the block's last head if it has that parameter, and return its result as booleans [query,
+    key].
+    """
     try:
         seen = mask(query, key, block.head[-1, 0, 0]) if takes_head(mask) else mask(query, key)
     except Exception as error:
@@ -76,14 +80,14 @@ def _mask_answers(mask: Any, block: PositionBlock) -> None:
 
 
 def _mask_is_causal(mask: Any, block: PositionBlock) -> None:
-    # Far more pairs than a drawn block has, to find a leak at one position in hundreds too.
+    # Far more pairs than in a drawn block, to find also a leak at one position in hundreds.
     queries = torch.arange(block.first, block.first + CAUSAL_QUERIES)[:, None]
     keys = torch.arange(block.first, block.first + 2 * CAUSAL_QUERIES)[None]
     ahead = (_seen(mask, queries, keys, block) & (keys > queries)).nonzero()
     if len(ahead):
         row, column = ahead[0].tolist()
         query, key = int(queries[row, 0]), int(keys[0, column])
-        raise LawBroken(f"shows key {key} to query {query}; a mask says the whole truth: add `& (key <= query)`")
+        raise LawBroken(f"shows key {key} to query {query}; a mask must hide later keys itself: add `& (key <= query)`")
 
 
 def _mask_is_of_positions(mask: Any, block: PositionBlock) -> None:
@@ -92,7 +96,7 @@ def _mask_is_of_positions(mask: Any, block: PositionBlock) -> None:
     for row, query in enumerate(block.query):
         alone = _seen(mask, query[:, None], block.key, block)[0]
         if not torch.equal(alone, whole[row]):
-            raise LawBroken(f"answers for query {int(query)} depend on which others are asked with it, on {block}")
+            raise LawBroken(f"answers for query {int(query)} depend on the other queries of the call, on {block}")
     half = (block.key.shape[1] + 1) // 2
     for part in (slice(0, half), slice(half - 1, None)):
         if not torch.equal(_seen(mask, block.query, block.key[:, part], block), whole[:, part]):
@@ -128,22 +132,22 @@ def _score_keeps_input(score: Any, block: PositionBlock) -> None:
 
 
 def _score_is_elementwise(score: Any, block: PositionBlock) -> None:
-    """Check that each score depends on one score, its head and its positions alone."""
+    """Check that each result depends only on one score, its head and its positions."""
     scores = block.scores()
     whole = _scored(score, scores, block.head, block.query, block.key, block)
     _repeats(whole, _scored(score, scores, block.head, block.query, block.key, block), block)
     other = scores.clone()
-    other[..., 0] += 3.0  # the first key's score alone
+    other[..., 0] += 3.0  # change only the first key's score
     moved = _scored(score, other, block.head, block.query, block.key, block)
     if not _near(moved[..., 1:], whole[..., 1:]):
         raise LawBroken(f"the score of one key changes those of others, on {block}")
     for row, query in enumerate(block.query):
         alone = _scored(score, scores[:, row : row + 1], block.head, query[:, None], block.key, block)
         if not _near(alone[:, 0], whole[:, row]):
-            raise LawBroken(f"scores of query {int(query)} depend on which others are asked with it, on {block}")
+            raise LawBroken(f"scores of query {int(query)} depend on the other queries of the call, on {block}")
     one = _scored(score, scores[:1], block.head[:1], block.query, block.key, block)
     if not _near(one, whole[:1]):
-        raise LawBroken(f"scores of head 0 depend on which heads are asked with it, on {block}")
+        raise LawBroken(f"scores of head 0 depend on the other heads of the call, on {block}")
 
 
 def _repeats(first: Tensor, again: Tensor, block: PositionBlock) -> None:

@@ -1,6 +1,6 @@
-"""Check a program of one's own: what it computes is what the model's modules compute, whatever is in the batch.
+"""Check a user-defined program: for any batch it must compute the same results as the model's modules.
 
-The model is a demo model in float64 on the backend eager, so that only a wrong number makes a difference.
+The model is a demo model in float64 on the backend eager, so that differences mean errors, not rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workbench.testing.law import ConformityReport, LawBroken, check_law
 from workbench.testing.proposers import PLENTY_OF_PAGES, SCARCE_PAGES, TEXTS, DraftScenario
 from workbench.trace.events import Decoded, Finished
 
-MAX_ERROR = 1e-6  # between log-probabilities in float64: far above rounding, far below any change of a model
+MAX_ERROR = 1e-6  # of log-probabilities in float64: far above rounding, far below the effect of a wrong model
 
 Answers = dict[str, list[tuple[int, float]]]  # tokens and their log-probabilities by request
 
@@ -62,13 +62,13 @@ def _computes(program: Any, scenario: DraftScenario) -> None:
     accepted = _accepted(runner)
     _compare(_answers(runner, scenario), scenario)
     if fault := next((each for each in accepted if isinstance(each, Exception)), None):
-        raise LawBroken(f"{fault}, on {scenario}")  # its spans were computed one by one then
+        raise LawBroken(f"{fault}, on {scenario}")  # after the error its spans were computed one by one
     if not any(accepted):
         raise LawBroken(f"accepts no step of these, on {scenario}")
 
 
 def _accepted(runner: Runner) -> list[bool | Exception]:
-    """Return a list that grows by whether the program accepts each step, or by its error."""
+    """Return a list to which each step appends whether the program accepted it, or the program's error."""
     found: list[bool | Exception] = []
     custom = runner.core.executor.programs[CustomProgram.kind]
     accept = custom.accept
@@ -88,25 +88,25 @@ def _accepted(runner: Runner) -> list[bool | Exception]:
 
 LAWS: dict[str, tuple[Speculation, st.SearchStrategy[DraftScenario]]] = {
     "greedy tokens and their log-probabilities are those of the model's modules": (NoSpeculation(), PLENTY_OF_PAGES),
-    "so they are where pages run out and sequences are preempted": (NoSpeculation(), SCARCE_PAGES),
-    "so they are where drafts are verified": (PromptLookup(), PLENTY_OF_PAGES),
+    "they are the same when pages run out and sequences are preempted": (NoSpeculation(), SCARCE_PAGES),
+    "they are the same when drafts are verified": (PromptLookup(), PLENTY_OF_PAGES),
 }
-COMPUTES_LAW = "computes something where several requests run, and that right"
+COMPUTES_LAW = "accepts a step with several requests, and computes it correctly"
 
 
 def check_program(program: Any, examples: int = 6, model: str = "demo-draft") -> ConformityReport:
-    """Try a program on small engines, and report law by law whether it holds.
+    """Try a program on small engines, and report for each law whether it holds.
 
     Args:
         program: a value of the setting `program`: a path (`mine.py:Program`), or a mapping with its path and arguments.
-        examples: scenarios tried for each law, equal in every call.
-        model: the smallest of the demo models unless given.
+        examples: number of scenarios tried for each law, the same in every call.
+        model: name of the model (default: the smallest demo model).
 
     Raises:
-        WorkbenchError: it cannot be found or built.
+        WorkbenchError: if it cannot be found or built.
     """
     everything = DraftScenario(tuple(range(len(TEXTS))), 24, 64, model)
-    everything.runner(NoSpeculation(), None, program)  # the one clear error, if it cannot be built
+    everything.runner(NoSpeculation(), None, program)  # raises a clear error if it cannot be built
 
     def tried(speculate: Speculation) -> Callable[[DraftScenario], None]:
         return lambda scenario: _same_answers(program, speculate, replace(scenario, model=model))

@@ -1,7 +1,8 @@
-"""Check a proposer of draft tokens against its laws: whatever it proposes, the target's text stays what it is.
+"""Check a proposer of draft tokens against its laws: its drafts must not change the target's text.
 
-The target is a demo model in float64 on the backend eager, so that only a broken law makes a difference. Texts repeat
-themselves, requests share a batch, and in some scenarios pages run out, so that sequences are preempted amid drafts.
+The target is a demo model in float64 on the backend eager, so that only a broken law makes a difference. Texts are
+repetitive, requests share a batch, and in some scenarios pages run out, so that sequences are preempted during
+speculation.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ TEXTS = (
     "for i in range(10):\n    print(i)\nfor j in range(10):\n",
     "x = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1,",
 )
-NUM_SAMPLES, SAMPLED_TOKENS, TOP_K = 192, 3, 2  # of the law on sampling: every outcome is counted
-SIGNIFICANCE = 1e-6  # probability that the law on sampling calls a right proposer wrong
+NUM_SAMPLES, SAMPLED_TOKENS, TOP_K = 192, 3, 2  # for the sampling law, which counts every outcome
+SIGNIFICANCE = 1e-6  # probability that the sampling law rejects a correct proposer
 
 
 @dataclass(frozen=True)
 class DraftScenario:
-    """Requests on a small engine. `texts` are numbers of TEXTS; `pages` may be fewer than all requests need."""
+    """Requests on a small engine. `texts` are indices into TEXTS; `pages` may be fewer than all requests need."""
 
     texts: tuple[int, ...]
     output_tokens: int
@@ -76,11 +77,11 @@ def draft_scenarios(pages: st.SearchStrategy[int], min_texts: int = 1) -> st.Sea
 
 
 PLENTY_OF_PAGES = draft_scenarios(st.just(64))
-SCARCE_PAGES = draft_scenarios(st.integers(8, 11), min_texts=3)  # one text alone needs up to 8 pages
+SCARCE_PAGES = draft_scenarios(st.integers(8, 11), min_texts=3)  # a single text needs up to 8 pages
 
 
 class RecordedProposer:
-    """A proposer that is called as it would be, with what it was asked and what it answered."""
+    """A proposer that calls another one and records its calls and drafts."""
 
     def __init__(self, inner: Any):
         self.inner = inner
@@ -108,7 +109,9 @@ class RecordedProposer:
 
 
 class Objection(BaseException):
-    """Not an Exception: the runner turns those into the end of a request."""
+    """Raised for a broken law in a call of the proposer. It is no Exception, since the runner would catch that and end
+    the request.
+    """
 
 
 def _run(
@@ -146,7 +149,7 @@ def _target(model: str) -> LoadedModel:
 
 @functools.lru_cache(maxsize=256)
 def _plain(scenario: DraftScenario) -> dict[str, tuple[int, ...]]:
-    """Return the tokens without drafts, of each request alone."""
+    """Return the tokens of each request alone, without drafts."""
     events: list[Event] = []
     for request in scenario.requests():
         runner = scenario.runner(NoSpeculation(), events.append)
@@ -172,7 +175,7 @@ def _within_counts(speculate: Speculation, scenario: DraftScenario) -> None:
 
 
 def _forgets(speculate: Speculation, scenario: DraftScenario) -> None:
-    """Check that no id of an ended request is reachable from the proposer, and that another text may have it."""
+    """Check that no id of an ended request is reachable from the proposer, and that another text may reuse the id."""
     runner = scenario.runner(speculate)
     _, recorded, _ = _run(speculate, scenario, runner)
     assert runner.core.speculator is not None
@@ -198,7 +201,9 @@ def _proposes(speculate: Speculation, scenario: DraftScenario) -> None:
 
 
 def _samples(speculate: Speculation, model: str, text: int) -> None:
-    """Count the outcomes of a few sampled tokens, and compare them with the model's probabilities: chi-squared."""
+    """Count the outcomes of a few sampled tokens, and compare them with the model's probabilities by a chi-squared
+    test.
+    """
     loaded = _target(model)
     assert loaded.tokenizer is not None
     prompt = tuple(loaded.tokenizer.encode(TEXTS[text]))
@@ -242,13 +247,14 @@ def _outcomes(
 
 def _chi_squared_bound(freedom: int) -> float:
     """Return a bound that chi-squared exceeds with a probability of at most SIGNIFICANCE (Laurent and Massart, 2000),
-    with room for outcomes that are expected seldom."""
+    with a margin for rare outcomes.
+    """
     x = -math.log(SIGNIFICANCE)
     return 1.5 * (freedom + 2 * math.sqrt(freedom * x) + 2 * x)
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Yield every string that is reachable from a proposer's own containers and objects."""
+    """Yield every string that is reachable through a proposer's containers and objects."""
     seen: set[int] = set()
     left = [value]
     while left:
@@ -272,8 +278,8 @@ def _strings(value: object) -> Iterator[str]:
 ScenarioCheck = Callable[[Speculation, DraftScenario], None]
 LAWS: dict[str, tuple[ScenarioCheck, st.SearchStrategy[DraftScenario]]] = {
     "greedy text is the text without drafts, token for token": (_same_text, PLENTY_OF_PAGES),
-    "so it is where pages run out and sequences are preempted": (_same_text, SCARCE_PAGES),
-    "proposes at most as many tokens as are wanted, all of the vocabulary": (_within_counts, PLENTY_OF_PAGES),
+    "greedy text is the same when pages run out and sequences are preempted": (_same_text, SCARCE_PAGES),
+    "proposes at most as many tokens as requested, all of them in the vocabulary": (_within_counts, PLENTY_OF_PAGES),
     "the same run has the same drafts": (_repeats, PLENTY_OF_PAGES),
     "forgets a request that has ended": (_forgets, PLENTY_OF_PAGES),
 }
@@ -282,21 +288,21 @@ PROPOSES_LAW = "proposes something"
 
 
 def check_proposer(speculate: Any, examples: int = 6, model: str = "demo-draft") -> ConformityReport:
-    """Try a proposer on small engines, and report law by law whether it holds.
+    """Try a proposer on small engines, and report for each law whether it holds.
 
     Args:
         speculate: a value of the setting `speculate`: a path (`mine.py:Proposer`), a mapping with its path, arguments
             and `num_speculative_tokens`, or a built-in one.
-        examples: scenarios tried for each law, equal in every call.
-        model: the target; the smallest of the demo models unless given.
+        examples: number of scenarios tried for each law, the same in every call.
+        model: name of the target model (default: the smallest demo model).
 
     Raises:
-        WorkbenchError: it cannot be found or built.
+        WorkbenchError: if it cannot be found or built.
     """
     setting = parse_speculation(speculate)
     name = getattr(setting, "path", setting.kind)
     everything = DraftScenario(tuple(range(len(TEXTS))), 24, 64, model)
-    everything.runner(setting)  # the one clear error, if it cannot be built
+    everything.runner(setting)  # raises a clear error if it cannot be built
 
     def tried(check: ScenarioCheck) -> Callable[[DraftScenario], None]:
         return lambda scenario: check(setting, replace(scenario, model=model))

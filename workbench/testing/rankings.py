@@ -1,6 +1,6 @@
-"""Check a ranking of samples, or a search over branches, against the laws that the engine relies on.
+"""Check a ranking of samples, or a search over branches, against laws on which the engine relies.
 
-Samples are empty, equal and unlike texts; branches are the prompt alone or have tokens, with tied and peaked logits.
+Samples are empty, equal and different texts; branches have only the prompt or also tokens, with tied or peaked logits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ samples = st.lists(st.tuples(texts, st.floats(-50, 0)), min_size=1, max_size=6).
 
 
 def _branches(count: int, tokens: int, kind: str, seed: int) -> list[Branch]:
-    """Draw branches of `tokens` tokens each; without any, all of them are the prompt alone."""
+    """Draw branches of `tokens` tokens each; with 0 tokens, all branches have only the prompt."""
     generator = torch.Generator().manual_seed(seed)
 
     def branch(number: int) -> Branch:
@@ -49,31 +49,31 @@ branches = st.builds(
 
 
 def check_ranking(part: object, examples: int = 50, arguments: Mapping[str, Any] | None = None) -> ConformityReport:
-    """Try a ranking on many lists of samples, and report law by law whether it holds.
+    """Try a ranking on many lists of samples, and report for each law whether it holds.
 
     Args:
         part: a ranking: an instance, a class, a function, or an import path as in a configuration.
-        examples: lists tried for each law, equal in every call.
-        arguments: builds `part` where it is a class.
+        examples: number of lists tried for each law, the same in every call.
+        arguments: arguments of `part`'s constructor, if it is a class.
 
     Raises:
-        WorkbenchError: `part` cannot be found or built.
+        WorkbenchError: if `part` cannot be found or built.
     """
-    return _check("ranking", rank_samples, "gives one finite score a sample", samples, part, examples, arguments)
+    return _check("ranking", rank_samples, "gives one finite score for each sample", samples, part, examples, arguments)
 
 
 def check_search(part: object, examples: int = 50, arguments: Mapping[str, Any] | None = None) -> ConformityReport:
-    """Try a search on many sets of branches, and report law by law whether it holds.
+    """Try a search on many sets of branches, and report for each law whether it holds.
 
     Args:
         part: a search: an instance, a class, or an import path as in a configuration.
-        examples: sets tried for each law, equal in every call.
-        arguments: builds `part` where it is a class.
+        examples: number of sets tried for each law, the same in every call.
+        arguments: arguments of `part`'s constructor, if it is a class.
 
     Raises:
-        WorkbenchError: `part` cannot be found or built.
+        WorkbenchError: if `part` cannot be found or built.
     """
-    law = "names branches and tokens that there are"
+    law = "names only existing branches and tokens"
     return _check("search", advance_search, law, branches, part, examples, arguments)
 
 
@@ -94,8 +94,8 @@ def _check(
         if call(made, given, name) != first:
             raise LawBroken(f"another answer at the second call than {first}")
         if call(build(), given, name) != first:
-            raise LawBroken(f"another answer of a new part than {first}: it depends on what it was asked before")
+            raise LawBroken(f"a new part does not answer {first}: the answer depends on earlier calls")
 
-    laws = {law: answers, "gives the same for the same, whatever came before": repeats}
+    laws = {law: answers, "gives the same result for the same input, whatever came before": repeats}
     tried = (check_law(each, check, examples, drawn) for each, check in laws.items())
     return ConformityReport(f"{kind} {name}", tuple(tried))

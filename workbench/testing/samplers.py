@@ -1,4 +1,4 @@
-"""Check a custom filter or sampler against the laws of the workbench's own.
+"""Check a user-defined filter or sampler against the laws of the built-in ones.
 
 Rows of logits are random, tied, constant, peaked, or have tokens already removed.
 """
@@ -28,14 +28,16 @@ REMOVED_AMOUNTS = ("none", "some", "half", "all but one")
 
 @dataclass(frozen=True, eq=False)
 class LogitsRow:
-    """Logits `[vocab]` with at least one finite entry, the tokens before them, and a description."""
+    """A row of logits [vocab] with at least one finite entry, the tokens before it, and a description."""
 
     logits: Tensor
     history: History
     kind: str
 
     def others(self, count: int) -> Tensor:
-        """Return `count` rows of other logits [row, vocab] for it, as of earlier layers: the same at every call."""
+        """Return `count` further rows of logits [row, vocab] to combine with this row, in place of those of earlier
+        layers or other streams; equal in every call.
+        """
         first = int(self.logits.nan_to_num(neginf=0.0).double().sum().abs() * 1e3) % 2**31
         generator = torch.Generator().manual_seed(first)
         return torch.randn(count, len(self.logits), generator=generator) * 3
@@ -45,13 +47,13 @@ class LogitsRow:
 
     @classmethod
     def generic(cls, vocab: int, seed: int, history: History) -> LogitsRow:
-        """Draw a row of normal logits: no two tokens are nearly equal."""
+        """Return a row of normally distributed logits, in which no two tokens are nearly equal."""
         generator = torch.Generator().manual_seed(seed)
         return cls(torch.randn(vocab, generator=generator), history, f"normal, seed {seed}")
 
 
 def make_logits(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
-    """Draw logits `[vocab]` of one of `ROW_KINDS`, with some tokens removed; at least one token is left."""
+    """Return drawn logits [vocab] of one of `ROW_KINDS`, with some tokens removed; at least one token is left."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(vocab, generator=generator)
     logits = {
@@ -68,7 +70,7 @@ def make_logits(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
 
 
 def logits_rows(vocab: int) -> st.SearchStrategy[LogitsRow]:
-    """Return a hypothesis strategy for rows of one vocabulary, each with a history of its own."""
+    """Return a hypothesis strategy for rows of logits of one vocabulary, each with its own history."""
     tokens = st.lists(st.integers(0, vocab - 1), max_size=8)
 
     def row(kind: str, removed: str, seed: int, prompt: list[int], output: list[int]) -> LogitsRow:
@@ -85,18 +87,17 @@ Check = Callable[[Any, list[LogitsRow], int], None]
 def check_sampler(
     part: object, vocab: int = 64, examples: int = 50, arguments: Mapping[str, Any] | None = None
 ) -> ConformityReport:
-    """Try `part` on many rows of logits, and report law by law whether it holds.
+    """Try `part` on many rows of logits, and report for each law whether it holds.
 
     Args:
-        part: a filter, one that combines other logits too, or a sampler: an instance, a class, a function, or an import
-            path as in a configuration
-            (`package.module:Name`, `folder/file.py:Name`).
+        part: a filter, a filter that also combines other logits, or a sampler: an instance, a class, a function, or an
+            import path as in a configuration (`package.module:Name`, `folder/file.py:Name`).
         vocab: size of the vocabulary.
-        examples: rows tried for each law, equal in every call.
-        arguments: builds `part` where it is a class.
+        examples: number of rows tried for each law, the same in every call.
+        arguments: arguments of `part`'s constructor, if it is a class.
 
     Raises:
-        WorkbenchError: `part` cannot be found or built.
+        WorkbenchError: if `part` cannot be found or built.
     """
     name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
     made = build_custom(resolve_path(part) if isinstance(part, str) else part, arguments or {}, name)
@@ -113,7 +114,8 @@ def check_sampler(
 
 
 def _apply(part: Any, logits: Tensor, rows: list[LogitsRow]) -> Tensor:
-    """Call `part` with the logits [sample, vocab] of `rows`, their histories, and the other logits that it combines."""
+    """Call `part` with the logits [sample, vocab] of `rows`, their histories, and, if it combines them, other logits.
+    """
     histories, layers = [row.history for row in rows], getattr(part, "layers", None)
     if layers is not None:
         return part(logits, histories, torch.stack([row.others(len(layers)) for row in rows], 1))
@@ -167,7 +169,7 @@ def _filter_forgets(part: Any, some: list[LogitsRow], seed: int) -> None:
 
 
 def _filter_ignores_neighbours(part: Any, some: list[LogitsRow], seed: int) -> None:
-    # A row without near ties, so that rounding that depends on the number of rows does not matter.
+    # A row without near ties: rounding that depends on the number of rows must not matter.
     row = LogitsRow.generic(len(some[0].logits), seed, some[0].history)
     alone = _filtered(part, row)
     for place in range(3):
@@ -177,7 +179,7 @@ def _filter_ignores_neighbours(part: Any, some: list[LogitsRow], seed: int) -> N
         shape = tuple(together.shape)
         _require(shape == (3, len(alone)), f"returned shape {shape} for 3 rows, on {row}")
         near = torch.allclose(together[place], alone, rtol=1e-4, atol=1e-4)
-        _require(near, f"gave a row another answer beside {batch[place - 1]} than alone, on {row}")
+        _require(near, f"gave a row another answer in a batch with {batch[place - 1]} than alone, on {row}")
 
 
 def _chosen(part: Any, row: LogitsRow, draw: float, state: Any) -> tuple[int, Any]:
@@ -225,7 +227,7 @@ def _sampler_keeps_its_state_outside(part: Any, some: list[LogitsRow], seed: int
         token, mine = _chosen(part, some[position % len(some)], uniform(seed, position), mine)
         tokens.append(token)
     advice = "keep what must be remembered in the state that start() and choose() return, not in the object"
-    _require(tokens == alone, f"gave {tokens} beside another request, {alone} alone: {advice}; on {some[0]}")
+    _require(tokens == alone, f"gave {tokens} with another request, {alone} alone: {advice}; on {some[0]}")
 
 
 def _sampler_is_a_function(part: Any, some: list[LogitsRow], seed: int) -> None:

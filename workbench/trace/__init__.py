@@ -1,1 +1,3 @@
-"""Events of a run, their recorder, and traces for Perfetto. It may not import torch or any room of the workbench."""
+"""Events of a run, their recorder, and traces for Perfetto. Imports neither torch nor any other folder of the
+workbench.
+"""

@@ -1,5 +1,5 @@
-"""Describe an agent's run as events: rounds, calls of tools and the end. They have no `request_id`: that of a round's
-request is in `request`. Standard library only."""
+"""Define the events of an agent's run: rounds, tool calls and the end. Their `request_id` is empty: `request` of
+RoundStarted has the id of the round's request. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.trace.events import Event
 
 @dataclass(frozen=True, slots=True)
 class AgentEvent(Event):
-    """An event of the run `agent`, in its round `round`, counted from 0."""
+    """An event in round `round` (counted from 0) of the run `agent`."""
 
     kind: ClassVar[str] = "agent_event"
     agent: str = ""
@@ -20,7 +20,7 @@ class AgentEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class RoundStarted(AgentEvent):
-    """A round: one answer of the model, and the calls in it. `request` is the id of its request."""
+    """The start of a round: one answer of the model and its tool calls. `request` is the id of its request."""
 
     kind: ClassVar[str] = "round_started"
     request: str = ""
@@ -29,7 +29,8 @@ class RoundStarted(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece(AgentEvent):
-    """A piece of an answer as it comes; of a call, its JSON. Not sent to listeners, which have Decoded.
+    """A streamed piece of an answer; for a tool call, a piece of its JSON. Listeners do not receive it: they receive
+    Decoded.
 
     `channel` is thought, text or call; `index` counts the calls of the round.
     """
@@ -41,7 +42,7 @@ class AnswerPiece(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class CallStarted(AgentEvent):
-    """A call of a tool begins. `index` is its place among the calls of the round."""
+    """The start of a tool call. `index` is its position among the calls of the round."""
 
     kind: ClassVar[str] = "call_started"
     index: int = 0
@@ -52,8 +53,9 @@ class CallStarted(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class CallFinished(AgentEvent):
-    """A call has its result: the text that the model reads. `error` says what went wrong, and `printed` what the tool
-    printed beside the result."""
+    """The end of a tool call. `result` is the text that the model reads, `error` the failure if there was one, and
+    `printed` the tool's printed output.
+    """
 
     kind: ClassVar[str] = "call_finished"
     index: int = 0
@@ -67,14 +69,14 @@ class CallFinished(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class RoundFinished(AgentEvent):
-    """The answer of a round is complete; its calls follow."""
+    """The end of a round's answer; the calls of the round follow."""
 
     kind: ClassVar[str] = "round_finished"
     request: str = ""
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the cache
-    computed_tokens: int = 0  # of the prompt, computed anew
-    output_tokens: int = 0  # a thought included
+    cached_tokens: int = 0  # prompt tokens found in the cache
+    computed_tokens: int = 0  # prompt tokens computed
+    output_tokens: int = 0  # thinking tokens included
     thinking_tokens: int = 0
     ttft: float | None = None  # seconds from the round's start to its first token
     seconds: float = 0.0
@@ -84,7 +86,7 @@ class RoundFinished(AgentEvent):
 
 @dataclass(frozen=True, slots=True)
 class AgentFinished(AgentEvent):
-    """The end of a run. `result` (an AgentResult) is None in what listeners receive."""
+    """The end of a run. `result` (an AgentResult) is None in the event that listeners receive."""
 
     kind: ClassVar[str] = "agent_finished"
     stop_reason: str = ""

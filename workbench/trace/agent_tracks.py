@@ -1,4 +1,4 @@
-"""Keep agents' runs as slices on tracks beside those of their requests.
+"""Convert agents' runs to slices on tracks, shown with the tracks of their requests.
 
 an agent        | round 0 | wait: call ....... | round 1 | wait: call .. | round 2 |
   its call 1              |       call .. |                  a track for each further call at once
@@ -29,9 +29,10 @@ ROUND_ARGUMENTS = (
 
 @dataclass
 class AgentTrack(Track):
-    """The track of an agent's run, or of the calls that it makes beside the first of a round.
+    """The track of an agent's run. If a round has several tool calls at once, each call after the first has a track of
+    its own.
 
-    `open` are slices under way, the outer first: name, begin, arguments.
+    `open` are unfinished slices, outermost first: name, begin, arguments.
     """
 
     begin: float = 0.0
@@ -41,7 +42,7 @@ class AgentTrack(Track):
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def slices_until(self, now: float) -> list[Slice]:
-        """Return the whole run as one slice, and in it rounds, waits and calls, as far as they came."""
+        """Return the run so far as one slice, followed by the slices within it: rounds, waits and calls."""
         end = max(now, self.begin) if self.finished is None else self.finished
         whole = Slice(str(self.row["request_id"]), self.begin, end, self.arguments)
         going = [Slice(name, begin, max(begin, end), arguments) for name, begin, arguments in self.open]
@@ -51,7 +52,7 @@ class AgentTrack(Track):
         self.open.append((name, max(time, self.begin), arguments))
 
     def end(self, name: str, time: float, arguments: dict[str, Any]) -> None:
-        """End the slice of this name, and those within it."""
+        """End the slice of this name, and all unfinished slices within it."""
         while any(each[0] == name for each in self.open):
             found, begin, known = self.open.pop()
             mine = arguments if found == name else {}
@@ -61,7 +62,7 @@ class AgentTrack(Track):
 
 
 class AgentTracks:
-    """The tracks of all agents; `record` takes their events and returns the tracks that are new."""
+    """The tracks of all agents; `record` takes an event and returns the tracks that begin with it."""
 
     def __init__(self) -> None:
         self._tracks: dict[tuple[str, int], AgentTrack] = {}

@@ -1,6 +1,6 @@
-"""Describe what happened as values: the runner yields them, the recorder keeps them. Standard library only.
+"""Define the events of a run: the runner yields them, the recorder stores them. Standard library only.
 
-Times are seconds on the runner's clock (`time.perf_counter`), raw and never rounded. Every event has `text`, so that
+Times are seconds on the runner's clock (`time.perf_counter`), never rounded. Every event has `text`, so that
 `print(event.text, end="")` streams a generation.
 """
 
@@ -19,12 +19,13 @@ class Event:
     request_id: str = ""  # empty for events of a whole step
     text: str = ""
     sample: int = 0  # which of the request's `n` samples
-    replica: int = 0  # of a cluster, whose replicas are counted from 1; 0: the only engine there is
+    replica: int = 0  # number in a cluster, counted from 1; 0: a single engine
 
 
 class PromptLogprob(NamedTuple):
-    """A token of a prompt, its log-probability after those before it (None for the first), and the likeliest tokens in
-    its place with theirs."""
+    """A token of a prompt with its log-probability given the tokens before it (None for the first token), and the
+    likeliest tokens at its position with theirs.
+    """
 
     token_id: int
     logprob: float | None
@@ -32,8 +33,9 @@ class PromptLogprob(NamedTuple):
 
 
 class PinnedPrefix(NamedTuple):
-    """A beginning of a prompt that was to be kept in the prefix cache for `seconds`: `tokens` as asked, and those that
-    are `kept`, in whole pages and as far as pins may take pages."""
+    """A prefix of a prompt to pin in the prefix cache for `seconds`: `tokens` is the requested length, `kept` the
+    pinned length, in whole pages and within the limit on pinned pages.
+    """
 
     tokens: int
     seconds: float
@@ -49,7 +51,7 @@ class Submitted(Event):
     tenant: str = ""
     priority: int = 0
     deadline: float | None = None  # seconds from its arrival
-    generated_tokens: int = 0  # tokens after the prompt that another engine had sampled; none of them is emitted again
+    generated_tokens: int = 0  # tokens sampled earlier by another engine; they are not emitted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,17 @@ class Scheduled(Event):
 
 
 class RecordedDecision(NamedTuple):
-    """A policy's decision, as far as it was used (`scheduler.policy.SchedulerDecision`)."""
+    """The part of a policy's decision that the scheduler used (see `scheduler.policy.SchedulerDecision`)."""
 
-    order: tuple[tuple[str, int | None], ...]  # sequences, with the most tokens of a turn that has a bound
+    order: tuple[tuple[str, int | None], ...]  # sequences, each with its token limit (None: no limit)
     keep: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
 
 
 class SpanRecord(NamedTuple):
-    """Tokens [start, start + tokens) of a sequence in a step; the last `drafted` of them are draft tokens.
+    """The tokens of one sequence that a step computes: [start, start + tokens), of which the last `drafted` are draft
+    tokens.
 
     `sequence` is the request's id, with `#n` for its sample n.
     """
@@ -104,9 +107,9 @@ class Cancelled(Event):
 class Prefilled(Event):
     """A prefill chunk: `tokens` prompt tokens were computed, `computed` are in the cache now.
 
-    `logprobs` are those of the prompt's next tokens, where they are asked for. All of a request's chunks together have
-    one for each token of its prompt, in order, before its first `Decoded`. `pinned` are the request's pins that this
-    chunk reached.
+    `logprobs` are the log-probabilities of the prompt's next tokens, if requested. The chunks of a request together
+    have one for each token of its prompt, in order, before its first `Decoded`. `pinned` are the request's pins that
+    this chunk reached.
     """
 
     kind: ClassVar[str] = "prefilled"
@@ -119,7 +122,7 @@ class Prefilled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Decoded(Event):
-    """One sampled token; `text` is what may be shown now (it may lag behind the token)."""
+    """One sampled token; `text` is the new text that can be emitted (it may lag behind the token)."""
 
     kind: ClassVar[str] = "decoded"
     step: int = 0
@@ -132,7 +135,7 @@ class Decoded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Verified(Event):
-    """The verification of draft tokens: the first `accepted` of `drafted` were accepted.
+    """The verification of draft tokens: of `drafted` tokens the first `accepted` were accepted.
 
     Decoded events of the same step follow: the accepted tokens, up to the end of the request, and one more.
     """
@@ -141,12 +144,12 @@ class Verified(Event):
     step: int = 0
     drafted: int = 0
     accepted: int = 0
-    token_ids: tuple[int, ...] = ()  # the draft tokens; of a tree the accepted ones first
+    token_ids: tuple[int, ...] = ()  # the draft tokens; in a draft tree the accepted ones come first
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted(Event):
-    """A preemption: the sequence freed its pages and will be computed again; its tokens are kept."""
+    """A preemption: the sequence freed its pages and will be recomputed; its tokens are kept."""
 
     kind: ClassVar[str] = "preempted"
     step: int = 0
@@ -154,8 +157,9 @@ class Preempted(Event):
 
 
 class RoutingOption(NamedTuple):
-    """A replica as a router saw it: the samples that it has, their tokens still to compute before their next ones, and
-    the tokens of this prompt that it is thought to have cached."""
+    """A replica as the router saw it: its number of samples, the tokens to compute before their next output tokens, and
+    the tokens of this prompt that the router expects in its prefix cache.
+    """
 
     replica: int
     samples: int
@@ -165,7 +169,7 @@ class RoutingOption(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Routed(Event):
-    """The router sent a request to `replica`, for `reason`; `options` are the replicas among which it chose."""
+    """The router sent a request to `replica` for `reason`; `options` are the candidate replicas."""
 
     kind: ClassVar[str] = "routed"
     reason: str = ""
@@ -174,32 +178,35 @@ class Routed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Moved(Event):
-    """A request goes on at another replica, `replica`, after `generated_tokens` tokens that were emitted.
+    """A request continues at another replica, `replica`, after `generated_tokens` emitted tokens.
 
-    `Routed` follows, with the reason for that replica; `reason` is that for leaving `source`.
+    `Routed` follows, with the reason for the choice of `replica`; `reason` is the reason for leaving `source`.
     """
 
     kind: ClassVar[str] = "moved"
-    source: int = 0  # the replica that it was taken from
+    source: int = 0  # the replica that had the request before
     reason: str = ""
     generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver(Event):
-    """A request goes on at the engine `replica`, on the pages that `source` computed (cluster/pools.py). `time` is when
-    it had them."""
+    """A request continues at the engine `replica` with the pages that `source` computed (cluster/pools.py). `time` is
+    when the pages had arrived.
+    """
 
     kind: ClassVar[str] = "handed_over"
-    source: int = 0  # the engine that computed them
+    source: int = 0  # the engine that computed the pages
     pages: int = 0
-    bytes: int = 0  # that travelled; 0: both engines map one memory, and only page numbers did
-    seconds: float = 0.0  # since they were offered
+    bytes: int = 0  # bytes transferred; 0: the engines share memory, and only page numbers were sent
+    seconds: float = 0.0  # seconds from the offer of the pages to their arrival
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadsChanged(Event):
-    """Compiled steps run on another number of threads after this step, and why (see executors/contention.py)."""
+    """A change of the number of threads that compiled steps use, after this step, with its reason (see
+    executors/contention.py).
+    """
 
     kind: ClassVar[str] = "threads_changed"
     step: int = 0
@@ -209,8 +216,7 @@ class ThreadsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged(Event):
-    """A setting has another value from the next step on: of the scheduler (`Runner.set_schedule`), or of a widget's
-    load."""
+    """A change of a setting from the next step on, of the scheduler (`Runner.set_schedule`) or of a widget's load."""
 
     kind: ClassVar[str] = "settings_changed"
     name: str = ""
@@ -220,8 +226,9 @@ class SettingsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsUsed(Event):
-    """The rows that each expert computed in a step: (layer, rows by expert) of each layer that is a mixture. Emitted
-    while `Runner.record_experts` is on."""
+    """The number of rows that each expert computed in a step: (layer, rows by expert) for each mixture-of-experts
+    layer. Emitted while `Runner.record_experts` is on.
+    """
 
     kind: ClassVar[str] = "experts_used"
     step: int = 0
@@ -230,7 +237,9 @@ class ExpertsUsed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event, Displayable):
-    """The end of a request; `text` is what was still held back, `output_text` the whole."""
+    """The end of a request or sample. `text` is the end of the text, as far as no event had it before; `output_text` is
+    the whole output.
+    """
 
     kind: ClassVar[str] = "finished"
     reason: str = ""
@@ -238,22 +247,22 @@ class Finished(Event, Displayable):
     token_ids: tuple[int, ...] = ()
     output_text: str = ""
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # found, not computed: from another request or sample, or from before a preemption
-    computed_tokens: int = 0  # by its steps, including those after a preemption
+    cached_tokens: int = 0  # taken from the cache: of another request or sample, or of this one before a preemption
+    computed_tokens: int = 0  # tokens computed, recomputation after a preemption included
     restored_tokens: int = 0  # swapped in from the CPU after a preemption
-    # Computed tokens that are new to the prefix cache: whole pages, output too.
+    # Computed tokens added to the prefix cache, in whole pages, output tokens included.
     written_tokens: int = 0
-    shared_pages: int = 0  # that held the cached tokens, of all cache groups together
-    score: float | None = None  # what best_of and beams rank by
+    shared_pages: int = 0  # pages with the cached tokens, summed over all cache groups
+    score: float | None = None  # the score by which best_of and beams rank
     # Cause of the end: eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the
-    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string. Of a request
-    # that a fleet refused for the moment: overloaded (too many wait) or unavailable (no replica can be started).
+    # model's context is full); empty for any other cause. `stop_reason` is the id of that token, or that string. If a
+    # fleet refused the request for now: overloaded (too many waiting requests) or unavailable (no replica can start).
     ended_by: str = ""
     stop_reason: int | str | None = None
     thought_text: str = ""
-    thinking_tokens: int = 0  # between the control tokens of a thought; `token_ids` has them too
-    pinned: tuple[PinnedPrefix, ...] = ()  # what came of the request's pins
-    prompt_logprobs: tuple[PromptLogprob, ...] = ()  # of every token of the prompt, where they were asked for
+    thinking_tokens: int = 0  # tokens between the control tokens of a thought; included in `token_ids`
+    pinned: tuple[PinnedPrefix, ...] = ()  # outcomes of the request's pins
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()  # for every token of the prompt, if requested
 
     def _display_table(self) -> Table:
         rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
@@ -270,26 +279,28 @@ class Finished(Event, Displayable):
 
 @dataclass(frozen=True, slots=True)
 class Stepped(Event):
-    """One whole step of the runner. `pages_used` are those it was computed on, before any was freed."""
+    """The end of one step of the runner. `pages_used` is the number of pages in use during the step, before any was
+    freed.
+    """
 
     kind: ClassVar[str] = "stepped"
     step: int = 0
     phase: str = ""  # prefill, decode or mixed
     requests: int = 0
     prefill_tokens: int = 0
-    decode_tokens: int = 0  # of the draft tokens only the accepted ones
+    decode_tokens: int = 0  # draft tokens count only if accepted
     pages_used: int = 0
-    kv_bytes: int = 0  # what those pages take
+    kv_bytes: int = 0  # bytes of these pages
     wall_seconds: float = 0.0
     forward_seconds: float = 0.0
     telemetry_seconds: float = 0.0  # time of the telemetry itself
     predicted_flops: float = 0.0
     predicted_bytes: float = 0.0
-    pages_idle: int = 0  # referenced by the prefix cache alone
+    pages_idle: int = 0  # pages referenced only by the prefix cache
     compiles: int = 0  # graphs compiled up to and including this step
-    context_tokens: int = 0  # positions that its queries see: what attention reads
-    drafted_tokens: int = 0  # verified in this step
-    accepted_tokens: int = 0  # of these
+    context_tokens: int = 0  # positions that attention reads: all that the step's queries see
+    drafted_tokens: int = 0  # draft tokens verified in this step
+    accepted_tokens: int = 0  # draft tokens accepted in this step
     draft_seconds: float = 0.0  # time of the proposer
-    kernel_seconds: float | None = None  # of the forward time, in compiled code; None if unknown
+    kernel_seconds: float | None = None  # forward time spent in compiled code; None if unknown
     padding_rows: int = 0  # rows of a padded batch without a sequence

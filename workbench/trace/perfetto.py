@@ -1,7 +1,7 @@
 """Export events as a Chrome JSON trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-One track for the steps of each engine, one per request (queue, prefill, decode, with chunks, preemptions and handovers
-of pages; an instant per token and decision), counters for pages and running requests. Format: "Trace Event Format",
+One track per engine for its steps, one per request (queue, prefill, decode, with chunks, preemptions and handovers of
+pages; an instant per token and decision), and counters for pages and running requests. Format: "Trace Event Format",
 Google, 2016.
 """
 
@@ -35,13 +35,13 @@ def chrome_trace(recorder: Recorder) -> dict:
     for tid, track in enumerate(tracks.requests, start=1):
         slices += [clock.slice(each, REQUESTS, tid) for each in tracks.inner(track)]
         slices += [clock.instant(each, tid) for each in (*track.moments, *track.tokens)]
-    # Perfetto nests slices that begin together by their order: the longest first.
+    # Perfetto nests slices with the same start by their order: the longest must come first.
     slices.sort(key=lambda s: (s["ts"], -s.get("dur", 0.0)))
     return {"traceEvents": names + slices, "displayTimeUnit": "ms"}
 
 
 def read_trace(trace: dict) -> Tracks:
-    """Return the tracks of a trace that `chrome_trace` made; times in seconds from its first event."""
+    """Return the tracks of a trace made by `chrome_trace`; times in seconds from its first event."""
     tracks = Tracks()
     for event in trace["traceEvents"]:
         kind, tid = event["ph"], event["tid"]
@@ -53,12 +53,11 @@ def read_trace(trace: dict) -> Tracks:
         end = (event["ts"] + event.get("dur", 0.0)) / 1e6
         tracks.begin, tracks.end = min(tracks.begin, begin), max(tracks.end, end)
         if event["pid"] == ENGINE:
-            tracks.steps.append(Slice(event["name"], begin, end, event["args"]))
-            tracks.step_times.append(begin)
+            tracks.add_step(Slice(event["name"], begin, end, event["args"]))
             continue
         track = tracks.requests[tid - 1]
         if kind == "X":
-            inner = not {"step", "source"}.isdisjoint(event["args"])  # a request may be called as it likes
+            inner = not {"step", "source"}.isdisjoint(event["args"])  # a request may have any name
             (track.inner if inner else track.phases).append(Slice(event["name"], begin, end, event["args"]))
         elif event["name"] == "token":
             track.tokens.append(Moment("token", begin, event["args"]))
@@ -69,7 +68,8 @@ def read_trace(trace: dict) -> Tracks:
 
 
 class _Clock:
-    """Convert seconds to whole nanoseconds after `origin`; whole, so that a slice ends where its parent does."""
+    """Convert seconds to nanoseconds after `origin`, as integers, so that a slice ends exactly where its parent does.
+    """
 
     def __init__(self, origin: float) -> None:
         self.origin = origin

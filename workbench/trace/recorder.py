@@ -25,14 +25,14 @@ STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_i
 
 
 class RowNumbers:
-    """Assign events to rows of `Recorder.requests`: one per submission and sample."""
+    """An assignment of events to rows of `Recorder.requests`: one row per submission and sample."""
 
     def __init__(self) -> None:
         self._count = 0
         self._active: dict[tuple[str, int], list[int]] = {}
 
     def row_of(self, event: Event) -> int | None:
-        """Return the row of `event`; None if it concerns no single request."""
+        """Return the row number of `event`; None if the event does not belong to a single request."""
         if not event.request_id or isinstance(event, Cancelled):
             return None
         mine = self._active.setdefault((event.request_id, event.sample), [])
@@ -41,7 +41,7 @@ class RowNumbers:
             self._count += 1
         if not isinstance(event, Finished):
             return mine[-1]
-        number = mine.pop()  # an id that is refused as in progress goes on with the older row
+        number = mine.pop()  # after a refused duplicate id, the id means the older row again
         if not mine:
             del self._active[event.request_id, event.sample]
         return number
@@ -57,9 +57,10 @@ class Recorder:
         self.events.append(event)
 
     def requests(self) -> list[dict]:
-        """Return one row per submission and sample, in order of submission, whatever its number of preemptions.
+        """Return one row per submission and sample, in order of submission. A request has only one row however often it
+        is preempted.
 
-        `arrival` is the time of submission if none was given. Times of what did not happen are None.
+        `arrival` is the time of submission if none was given. Times of events that did not happen are None.
         """
         rows: list[dict] = []
         for number, event in self.by_request():
@@ -69,7 +70,7 @@ class Recorder:
         return rows
 
     def by_request(self) -> Iterator[tuple[int, Event]]:
-        """Yield events that concern one request, each with the number of its row in `requests()`."""
+        """Yield the events of single requests, each with its row number in `requests()`."""
         numbers = RowNumbers()
         for event in self.events:
             number = numbers.row_of(event)
@@ -77,7 +78,7 @@ class Recorder:
                 yield number, event
 
     def steps(self) -> list[dict]:
-        """Return one row per step: all fields of `Stepped`, its replica among them; `time` is the step's end."""
+        """Return one row per step with all fields of `Stepped`, including the replica; `time` is the step's end."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
         return [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps]
 
@@ -105,11 +106,10 @@ class Recorder:
         ]
 
     def inputs(self) -> list[dict]:
-        """Return one row for every input of the scheduler, in order: requests submitted and cancelled, and the policy's
-        decisions.
+        """Return one row per input of the scheduler, in order: submissions, cancellations and the policy's decisions.
 
-        A run's steps can be planned again from them (engine/replay.py). `event` is the number of events before, `step`
-        the next step, or the one for which the policy was called.
+        A run's steps can be planned again from them (engine/replay.py). `event` is the number of earlier events; `step`
+        is the next step, or the step for which the policy was called.
         """
         rows: list[dict] = []
         step = next((event.step for event in self.events if isinstance(event, StepPlanned)), 0)
@@ -125,9 +125,10 @@ class Recorder:
         return rows
 
     def routes(self) -> list[dict]:
-        """Return one row for each replica that a router considered for a request, in order; `chosen` is true of one.
+        """Return one row for each replica that a router considered for a request, in order; `chosen` is True for the
+        replica that got the request.
 
-        A request that moved to another replica has such rows again, at a later time.
+        A request that moved to another replica has further rows, with a later time.
         """
         return [
             {"time": e.time, "request_id": e.request_id, "sample": e.sample, **option._asdict(),
@@ -136,8 +137,9 @@ class Recorder:
         ]  # fmt: skip
 
     def decisions(self) -> list[dict]:
-        """Return one row for each decision of the scheduler (`kind` planned), each preemption that followed from it
-        (preempted), and each change of threads (threads_changed; its action is the new number of threads)."""
+        """Return one row for each decision of the scheduler (`kind` is planned), for each preemption that results
+        (preempted), and for each change of the number of threads (threads_changed; `action` is the new number).
+        """
         return [
             {
                 "time": e.time,
@@ -177,12 +179,12 @@ def _decision_rows(event: StepPlanned) -> Iterator[dict]:
 
 
 def row_name(row: dict) -> str:
-    """Return the name of a row's request and sample."""
+    """Return the name of a row's sequence: request and sample."""
     return f"{row['request_id']}#{row['sample']}" if row.get("sample") else row["request_id"]
 
 
 def empty_row(request_id: str, sample: int) -> dict:
-    """Return the row of a request without events."""
+    """Return the row of a request that has no events yet: its id and sample, and empty values in all other columns."""
     return {
         "request_id": request_id,
         "sample": sample,
@@ -211,7 +213,7 @@ def empty_row(request_id: str, sample: int) -> dict:
 
 
 def update_row(row: dict, event: Event) -> None:
-    """Update a request's row by one event."""
+    """Enter one event into the row of its request."""
     match event:
         case Submitted():
             row["submitted"], row["arrival"] = event.time, event.arrival or event.time

@@ -11,7 +11,7 @@ from workbench.trace.events import RecordedDecision, SpanRecord
 from workbench.trace.recorder import Recorder, row_name
 
 Rows = Iterable[Mapping[str, Any]]
-REPORT_ONLY_ACTIONS = ("waiting", "refused_decision")  # actions without effect on the batch
+REPORT_ONLY_ACTIONS = ("waiting", "refused_decision")  # actions that do not change the batch
 
 
 class RecordedAction(NamedTuple):
@@ -23,7 +23,7 @@ class RecordedAction(NamedTuple):
 
 
 class RecordedInput(NamedTuple):
-    """A request submitted or cancelled, before step `step` and after so many events."""
+    """A submission or cancellation, which came before step `step` and after the first `event` events."""
 
     kind: str
     request_id: str
@@ -33,7 +33,7 @@ class RecordedInput(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step as it was planned. `time` is when it began, in seconds on the clock of that run."""
+    """One planned step. `time` is its start, in seconds on the clock of that run."""
 
     number: int
     time: float
@@ -54,7 +54,7 @@ class StepScript:
 
     @classmethod
     def from_tables(cls, inputs: Rows, spans: Rows, decisions: Rows) -> StepScript:
-        """Build a script from the rows of a record's tables of these names."""
+        """Build a script from the rows of a record's tables `inputs`, `spans` and `decisions`."""
         times: dict[int, float] = {}
         arriving: list[RecordedInput] = []
         policy_decisions: dict[int, list[RecordedDecision]] = defaultdict(list)
@@ -70,7 +70,7 @@ class StepScript:
             batches[row["step"]].append(SpanRecord(row["sequence"], row["start"], row["tokens"], row["drafted"]))
         actions: dict[int, list[RecordedAction]] = defaultdict(list)
         for row in decisions:
-            if row["kind"] == "threads_changed":  # the clock's doing, not the scheduler's
+            if row["kind"] == "threads_changed":  # decided by measured times, not by the scheduler
                 continue
             actions[row["step"]].append(RecordedAction(row_name(dict(row)), row["action"], row["reason"]))
         steps = (
@@ -86,7 +86,9 @@ class StepScript:
         return cls.from_tables(recorder.inputs(), recorder.spans(), recorder.decisions())
 
     def same_as(self, other: StepScript) -> bool:
-        """Return whether the steps are equal, with decisions and reasons; times and step numbers may differ."""
+        """Return whether two scripts have equal steps, with the same decisions and reasons; times and step numbers may
+        differ.
+        """
         return len(self.steps) == len(other.steps) and all(map(_are_equal, self.steps, other.steps))
 
 
@@ -98,8 +100,9 @@ def _are_equal(one: RecordedStep, two: RecordedStep) -> bool:
 
 
 def _decide_alike(one: RecordedDecision, two: RecordedDecision) -> bool:
-    """Return whether two decisions are equal as far as both orders were walked: of a group all is recorded, though the
-    tokens of the step may end within it."""
+    """Return whether two decisions are equal in the common length of both orders: whole groups are recorded, although
+    the step's token budget may end within a group.
+    """
     walked = min(len(one.order), len(two.order))
     return one._replace(order=one.order[:walked]) == two._replace(order=two.order[:walked])
 

@@ -1,4 +1,4 @@
-"""Define what a track holds: slices from one moment to another, and instants."""
+"""Define the contents of a track: slices with a start and an end, and instants."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Moment(NamedTuple):
 
 @dataclass
 class Track:
-    """One request: `phases` once it has finished, `inner` chunks, preemptions and handovers, `moments`
-    decisions, and its tokens."""
+    """The track of one request: its `phases` (once it has finished), its `inner` slices (chunks, preemptions,
+    handovers), its `moments` (decisions), and its tokens.
+    """
 
     row: dict[str, Any]
     phases: list[Slice] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Make events of the tables that a run folder holds, so that a run without its trace can be drawn too."""
+"""Rebuild events from the tables in a run folder, so that a run without a trace can be drawn too."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FINISHED_FIELDS = (
     "output_text", "prompt_tokens", "cached_tokens", "computed_tokens", "restored_tokens", "written_tokens",
     "shared_pages",
 )  # fmt: skip
-ORDER = (Submitted, Scheduled, Decoded, Finished, Stepped)  # of events at one time
+ORDER = (Submitted, Scheduled, Decoded, Finished, Stepped)  # order of events with the same time
 TOKEN_FIELDS = ("index", "token_id", "logprob", "step", "sample")
 
 
 def events_of_tables(requests: Iterable[Row], tokens: Iterable[Row], steps: Iterable[Row]) -> list[Event]:
     """Return the events of `Recorder.requests`, `tokens` and `steps`, in order of time.
 
-    Rows of several variants and rounds differ in the columns `variant` and `round`, which then begin a
-    request's name. What the tables do not hold is missing: chunks of a prefill, preemptions, reasons.
+    Requests of several variants and rounds get the columns `variant` and `round` as a prefix of their names. Data that
+    is not in the tables is missing: prefill chunks, preemptions, reasons.
     """
     made = [*_of_requests(requests), *_of_tokens(tokens), *_of_steps(steps)]
     return sorted(made, key=lambda event: (event.time, ORDER.index(type(event))))

@@ -1,15 +1,15 @@
-"""Keep a run as slices and instants on tracks, updated by every event, for Perfetto and the timeline.
+"""Convert a run to slices and instants on tracks, updated by every event, for Perfetto and the timeline.
 
 a request   | queue | prefill: chunk, chunk | decode .... [preempted] [chunk] ..... |      an instant per token,
 the engine  | step | step | step | step | step | step | step | step | step | step |      and one per decision
 
-Agents have tracks of their own among those of the requests (see agent_tracks.py).
+Agents have their own tracks among the tracks of requests (see agent_tracks.py).
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from typing import Any
 
 from workbench.trace.agent_events import AgentEvent
@@ -31,7 +31,7 @@ from workbench.trace.events import (
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
 from workbench.trace.slices import Moment, Slice, Track
 
-STEPS = 0  # the track of the steps; those of requests are 1, 2, ... as they came
+STEPS = 0  # the track of the steps; requests have 1, 2, ... in order of arrival
 STEP_ARGUMENTS = (
     "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds",
     "forward_seconds", "kernel_seconds", "telemetry_seconds", "predicted_flops", "predicted_bytes", "compiles",
@@ -49,16 +49,17 @@ class Tracks:
     known times."""
 
     def __init__(self) -> None:
-        self.steps: list[Slice] = []
-        self.step_times = array("d")  # when each began
-        self._step_ends: dict[int, float] = {}  # of the last step, by replica
+        self.steps: list[Slice] = []  # in order of their begin; those of several engines may overlap
+        self.step_times = array("d")  # begin of each step
+        self.longest_step = 0.0  # in seconds
+        self._step_ends: dict[int, float] = {}  # end of the last step, by replica
         self.requests: list[Track] = []
         self.begin, self.end = float("inf"), float("-inf")
         self._numbers = RowNumbers()
         self.changes: list[SettingsChanged] = []
-        self._by_number: dict[int, Track] = {}  # tracks of requests alone
+        self._by_number: dict[int, Track] = {}  # tracks of requests only
         self._agents = AgentTracks()
-        self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the present step, with their earliest start
+        self._chunks: list[tuple[Track, Prefilled, float]] = []  # chunks of the current step, with their earliest start
 
     def record(self, event: Event) -> None:
         self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
@@ -83,36 +84,43 @@ class Tracks:
         track.last = event.time
 
     def drop_before(self, time: float) -> None:
-        """Drop requests, steps and changes of settings that ended before `time`; `begin` is that time then."""
+        """Drop requests, steps and setting changes that ended before `time`, and set `begin` to `time`."""
         ended = {number for number, each in self._by_number.items() if each.phases and each.phases[0].end < time}
         gone = {id(self._by_number.pop(number)) for number in ended}
         self.requests = [each for each in self.requests if id(each) not in gone]
-        old = bisect_left(self.steps, time, key=lambda step: step.end)
-        del self.steps[:old], self.step_times[:old]
+        self.steps = [each for each in self.steps if each.end >= time]
+        self.step_times = array("d", (each.begin for each in self.steps))
         self.changes = [each for each in self.changes if each.time >= time]
         self.begin = max(self.begin, time)
 
+    def add_step(self, step: Slice) -> None:
+        """Add a step where it belongs by its begin: an engine's long step ends after later steps of other engines."""
+        place = bisect_right(self.step_times, step.begin)
+        self.steps.insert(place, step)
+        self.step_times.insert(place, step.begin)
+        self.longest_step = max(self.longest_step, step.end - step.begin)
+
     def phases(self, track: Track) -> list[Slice]:
-        """Return the request as one slice, and in it queue, prefill and decode as far as it came; an agent's run, and
-        in it rounds, waits and calls."""
+        """Return the main slices of a track so far: those of a request (queue, prefill and decode) or of an agent's run
+        (rounds, waits and calls), within one slice for the whole.
+        """
         if isinstance(track, AgentTrack):
             return track.slices_until(self.end)
         return track.phases or _phases(track.row, self.end)
 
     def inner(self, track: Track) -> list[Slice]:
-        """Return its chunks, handovers and preemptions, a present one included."""
+        """Return the track's chunks, handovers and preemptions, including a current preemption."""
         return track.inner if track.preempted is None else [*track.inner, _preempted_slice(track.preempted, self.end)]
 
     def _step(self, event: Stepped) -> None:
-        # One step of an engine follows another, whatever the rounding of a difference says.
+        # Steps of one engine never overlap; rounding of the difference could say otherwise.
         start = max(event.time - event.wall_seconds, self._step_ends.get(event.replica, float("-inf")))
         self.begin = min(self.begin, event.time - event.wall_seconds)
         args = {name: getattr(event, name) for name in STEP_ARGUMENTS}
         if event.replica:
             args["replica"] = event.replica
-        self.steps.append(Slice(event.phase or "step", start, max(start, event.time), args))
-        self._step_ends[event.replica] = self.steps[-1].end
-        self.step_times.append(start)
+        self._step_ends[event.replica] = max(start, event.time)
+        self.add_step(Slice(event.phase or "step", start, self._step_ends[event.replica], args))
         for track, chunk, since in self._chunks:
             if chunk.step == event.step:
                 details = {"step": chunk.step, "tokens": chunk.tokens, "computed": chunk.computed}
@@ -155,7 +163,9 @@ class Tracks:
 
 
 def option_words(option: RoutingOption) -> str:
-    """Return the numbers of a replica that a router considered, in words."""
+    """Return a text with what a router knew of one replica: its samples, pending tokens, and cached tokens of the
+    prompt.
+    """
     return (
         f"{option.samples} samples, {option.pending_prompt_tokens} tokens pending, "
         f"{option.cached_tokens} of the prompt cached"

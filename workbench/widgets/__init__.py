@@ -1,50 +1,34 @@
 """Widgets: show and control a running model, a record or plain arrays in a notebook.
 
-Each is one call and one value on a cell's last line, imported when first used.
+Each widget is one call on a cell's last line, and is imported when first used.
 """
 
-from __future__ import annotations
+from workbench.lazy import attach
 
-from typing import Any
+# ruff: noqa: F401
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from workbench.engine.runner_thread import RunnerThread, between_steps
+    from workbench.widgets.attention.view import AttentionView
+    from workbench.widgets.chat.view import Chat
+    from workbench.widgets.claims.view import Claims
+    from workbench.widgets.compare.view import Compare
+    from workbench.widgets.course.view import Course
+    from workbench.widgets.exercise.view import Exercise
+    from workbench.widgets.fleet.view import FleetView
+    from workbench.widgets.kernels.view import KernelView
+    from workbench.widgets.live_bench.view import LiveBench
+    from workbench.widgets.memory.view import MemoryCalculator
+    from workbench.widgets.model_graph.roofline import RooflinePoint
+    from workbench.widgets.model_graph.view import ModelGraph
+    from workbench.widgets.pages.view import PageMap
+    from workbench.widgets.playground.view import Playground
+    from workbench.widgets.prompt.view import PromptView
+    from workbench.widgets.sampling.view import SamplingExplorer
+    from workbench.widgets.server.view import ServerView
+    from workbench.widgets.speculation.view import SpeculationView
+    from workbench.widgets.timeline.view import Timeline
+    from workbench.widgets.token_path.view import TokenPath
+    from workbench.widgets.tokens.view import TokenView
 
-_HOMES = {
-    "AttentionView": ".attention.view",
-    "Chat": ".chat.view",
-    "Claims": ".claims.view",
-    "Compare": ".compare.view",
-    "Course": ".course.view",
-    "Exercise": ".exercise.view",
-    "ExpertMap": ".experts.view",
-    "FleetView": ".fleet.view",
-    "KernelView": ".kernels.view",
-    "RunnerThread": "..engine.runner_thread",
-    "between_steps": "..engine.runner_thread",
-    "LiveBench": ".live_bench.view",
-    "MemoryCalculator": ".memory.view",
-    "ModelGraph": ".model_graph.view",
-    "PageMap": ".pages.view",
-    "Playground": ".playground.view",
-    "projector": ".course.projector",
-    "PromptView": ".prompt.view",
-    "RooflinePoint": ".roofline.data",
-    "Roofline": ".roofline.view",
-    "SamplingExplorer": ".sampling.view",
-    "ServerView": ".server.view",
-    "SpeculationView": ".speculation.view",
-    "SideBySide": ".side_by_side.view",
-    "Timeline": ".timeline.view",
-    "TokenPath": ".token_path.view",
-    "TokenView": ".tokens.view",
-}
-
-
-def __dir__() -> list[str]:
-    return list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"workbench.widgets has no {name!r}; it has {', '.join(_HOMES)}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+__getattr__, __dir__ = attach(__name__)

@@ -1,4 +1,4 @@
-"""Close the views that a cell has shown when it has run again, unless it or another cell shows them still."""
+"""Close the views of a cell's earlier runs when the cell has run again, unless a cell still shows them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ LOG = logging.getLogger(__name__)
 
 
 class CellView(Protocol):
-    """A view that a cell may show."""
+    """A view that a cell may show, and that can be closed."""
 
     def close(self) -> None: ...
 
 
 @dataclass
 class CellRun:
-    """The last run of a cell with the views that it has shown, and `earlier` ones that are closed at its end."""
+    """The last run of a cell: the views that it shows, and `earlier` views, which are closed at its end."""
 
     run: str
     views: list[CellView] = field(default_factory=list)
     earlier: list[CellView] = field(default_factory=list)
 
     def begin(self, run: str) -> None:
-        """Take the views of another run for earlier ones."""
+        """Begin the run with the id `run`: the views of the cell's previous run become earlier ones."""
         if run != self.run:
             self.run, self.views, self.earlier = run, [], [*self.earlier, *self.views]
 
 
 _RUNS: dict[str, CellRun] = {}  # by cell
-_WATCHED: set[int] = set()  # shells whose cells are watched
+_WATCHED: set[int] = set()  # ids of shells with our listener at the end of each cell
 
 
 def note_shown(view: CellView) -> None:
-    """Note that the cell that runs shows a view, by itself or within a box."""
+    """Record that the running cell shows a view, by itself or within a box."""
     shell = running_shell()
     cell, run = _running_cell(shell)
     if cell is None or run is None:
@@ -49,16 +49,16 @@ def note_shown(view: CellView) -> None:
 
 
 def note_closed(view: CellView) -> None:
-    """Forget a view that is closed: no cell holds it any more."""
+    """Remove a closed view from all runs."""
     for run in tuple(_RUNS.values()):
         run.views = [each for each in run.views if each is not view]
         run.earlier = [each for each in run.earlier if each is not view]
 
 
 def close_earlier() -> None:
-    """At the end of a cell's run: close what an earlier run of it has shown and no cell shows now.
+    """Close the views of a cell's earlier runs that no cell shows now; called at the end of the cell's run.
 
-    An error of one view is logged, and the others are closed all the same.
+    If closing a view fails, the error is logged and the other views are still closed.
     """
     cell, run = _running_cell(running_shell())
     if cell not in _RUNS or run is None:
@@ -76,12 +76,12 @@ def close_earlier() -> None:
 
 
 def running_shell() -> Any:
-    """Return IPython's shell; None outside of one."""
+    """Return IPython's shell, or None outside IPython."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
 
 
 def _running_cell(shell: Any) -> tuple[str | None, str | None]:
-    """Return the notebook's id of the cell that runs, and the id of its run."""
+    """Return the id of the running cell in its notebook, and the id of this run; None where unknown."""
     parent: Any = getattr(shell, "parent_header", None) or {}
     return parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")

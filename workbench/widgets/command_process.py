@@ -1,4 +1,4 @@
-"""Run a command in a process of its own, line by line, with the kernel's stop button for it."""
+"""Run a command in a separate process, read its output line by line, and let the kernel's stop button stop it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from workbench.errors import WorkbenchError
 from workbench.machine.environment import child_environment
-from workbench.stop_button import register_stoppable
-from workbench.waiting import join_and_serve
+from workbench.widgets.job import Job
 
 
 class CommandProcess:
-    """The command `workbench` with `arguments`.
+    """A process that runs the command `workbench` with `arguments`.
 
-    `progress_lines` grows line by line (stderr); `on_change` is called, in another thread, with each line and at the
-    end, when `returncode` is set (below 0: stopped) and `stdout` is complete.
+    `progress_lines` holds the lines of stderr so far. `on_change` is called, in another thread, after each line and at
+    the end, when `returncode` is set (below 0: stopped) and `stdout` is complete.
     """
 
     def __init__(self, arguments: Sequence[str], on_change: Callable[[], None]):
@@ -30,26 +30,25 @@ class CommandProcess:
             env=child_environment(), start_new_session=True,
         )  # fmt: skip
         self._news = on_change
-        register_stoppable(self)
-        self._thread = threading.Thread(target=self._read_output, name="a command's listener", daemon=True)
-        self._thread.start()
+        self._job = Job(self._read_output, lambda _: on_change(), self._interrupt, "a command's listener").start()
 
     def stop(self) -> None:
         """Interrupt the command and all its children as Ctrl-C would; finished measurements are kept."""
+        self._job.stop()
+
+    def _interrupt(self) -> None:
         if self.returncode is None:
             os.killpg(self._process.pid, signal.SIGINT)
 
     def wait(self) -> int:
         """Wait until the command has ended and return its code. The stop button stops it."""
-        try:
-            join_and_serve(self._thread)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
+        self._job.wait()
+        if self._job.error:
+            raise WorkbenchError(self._job.error)
         assert self.returncode is not None
         return self.returncode
 
-    def _read_output(self) -> None:
+    def _read_output(self, _: Job) -> None:
         out, err = self._process.stdout, self._process.stderr
         assert out is not None and err is not None
         whole: list[str] = []
@@ -61,4 +60,3 @@ class CommandProcess:
         reader.join()
         self.stdout = "".join(whole)
         self.returncode = self._process.wait()
-        self._news()

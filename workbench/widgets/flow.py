@@ -1,4 +1,4 @@
-"""Place what stands side by side in as many rows as the width asks for."""
+"""Place pieces side by side, broken into rows that fit a width."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from workbench.svg import CHARACTER_WIDTH
 
 
 def flow(widths: Iterable[float], left: float, right: float) -> list[tuple[float, int]]:
-    """Return x and row of pieces of these widths, between `left` and `right`; a wider one has a row of its own."""
+    """Return (x, row) of each piece, placed from `left` to at most `right`; a piece that is too wide gets a row to
+    itself."""
     places, x, row = [], left, 0
     for width in widths:
         if x > left and x + width > right:
@@ -21,6 +22,6 @@ def flow(widths: Iterable[float], left: float, right: float) -> list[tuple[float
 
 
 def paragraph(content: str, x: float, y: float, width: float, step: float = 15.0, **attributes: object) -> list[str]:
-    """Draw a text of font size 11 in lines that `width` has room for, the first one at `y`."""
+    """Draw a text of font size 11 in lines that fit `width`, the first one at `y` and the next ones `step` apart."""
     lines = textwrap.wrap(content, max(20, int(width / CHARACTER_WIDTH))) or [""]
     return [svg.text(x, y + step * number, line, **attributes) for number, line in enumerate(lines)]

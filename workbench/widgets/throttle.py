@@ -1,4 +1,4 @@
-"""Throttle redraws to ten a second."""
+"""Limit the redraws of a picture to ten per second."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import time
 import weakref
 from collections.abc import Callable
 
-MIN_REDRAW_INTERVAL_SECONDS = 0.1  # between the end of one redraw and the begin of the next: at most ten a second
+MIN_REDRAW_INTERVAL_SECONDS = 0.1  # from the end of one redraw to the begin of the next: at most ten a second
+REST_FACTOR = 3  # pause after a redraw, in multiples of its duration: leaves time for an engine in this process
 
 
 _ALL: weakref.WeakSet[Throttle] = weakref.WeakSet()
 
 
 def flush_all() -> None:
-    """Flush pending redraws of all widgets of this process."""
+    """Draw every pending redraw of all widgets of this process now."""
     for throttle in tuple(_ALL):
         throttle.flush_pending()
 
 
 class Throttle:
-    """Throttle of `draw`: called soon after `mark`, in a thread of its own, at most ten times a second.
+    """A throttle that calls `draw` soon after `mark`, in its own thread, at most ten times a second.
 
-    The last mark is always drawn. `flush` draws here and now; after `stop` neither does anything.
+    The last mark is always drawn. `flush` draws at once, in the calling thread; after `stop` neither does anything.
     """
 
     def __init__(self, draw: Callable[[], None], seconds: float = MIN_REDRAW_INTERVAL_SECONDS):
@@ -42,7 +43,7 @@ class Throttle:
             self._timer.start()
 
     def mark_later(self, seconds: float) -> None:
-        """Mark after `seconds`, in place of an earlier call that has not come to it."""
+        """Call `mark` after `seconds`; this replaces an earlier pending `mark_later`."""
         with self._state:
             if self._later is not None:
                 self._later.cancel()
@@ -53,7 +54,7 @@ class Throttle:
                 self._later.start()
 
     def flush(self) -> None:
-        """Draw what is marked last, here and now."""
+        """Draw the present state at once, in the calling thread."""
         with self._state:
             if self._stopped:
                 return
@@ -63,7 +64,7 @@ class Throttle:
         self._redraw()
 
     def flush_pending(self) -> None:
-        """Draw what is marked and not drawn yet; wait for a redraw that is under way."""
+        """Draw if a mark is pending, and wait for a redraw that is under way."""
         with self._state:
             marked = self._timer is not None
         if marked:
@@ -81,14 +82,16 @@ class Throttle:
 
     def _on_timer(self) -> None:
         with self._state:
-            self._timer = None  # before drawing: what is marked meanwhile is drawn again
-            self._next = time.monotonic() + self._seconds  # a long redraw may still be going on: the lock waits for it
+            self._timer = None  # before drawing: a mark during the redraw causes another one
+            self._next = time.monotonic() + self._seconds  # an earlier redraw may still run: `_drawing` waits for it
         with self._drawing:
             if not self._stopped:
                 self._redraw()
 
     def _redraw(self) -> None:
         with self._drawing:
+            began = time.monotonic()
             self._draw()
+            ended = time.monotonic()
             with self._state:
-                self._next = time.monotonic() + self._seconds
+                self._next = ended + max(self._seconds, REST_FACTOR * (ended - began))

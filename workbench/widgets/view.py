@@ -1,7 +1,7 @@
-"""Base of every widget: controls above a picture that is drawn in Python.
+"""Define the base of every widget: controls above a picture that is drawn in Python.
 
-The picture is a function of the widget's state. The same drawing is shown live, saved, exported, printed and tested. Of
-a picture that gets longer at its end only new pieces are sent to the browser.
+The picture is a function of the widget's state. The same drawing is shown live, saved, exported, printed and tested. A
+picture that grows at its end sends only its new pieces to the browser.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 import anywidget
@@ -22,26 +22,28 @@ from workbench.widgets.saved import saved_picture
 from workbench.widgets.throttle import Throttle
 
 HERE = Path(__file__).parent
-MIN_WIDTH, MAX_WIDTH = 560, 1600  # pixels of a picture that is drawn for the room there is
-DEFAULT_WIDTH = 800  # of one that no browser shows yet, and of one that is saved: for windows of any size
+MIN_WIDTH, MAX_WIDTH = 560, 1600  # pixels; bounds of a picture drawn for the browser's width
+DEFAULT_WIDTH = 800  # pixels; for a saved picture, and before a browser shows it
+Control = TypeVar("Control", bound=ipywidgets.Widget)
 _IS_SAVED = ContextVar("whether the picture is drawn for the notebook's file", default=False)
 
 
 class MarkupWidget(anywidget.AnyWidget):
-    """Markup in the browser. `picked` is the key of what was clicked last, or chosen with Enter."""
+    """A widget that shows markup in the browser. `picked` is the key of the element that was clicked last, or chosen
+    with Enter."""
 
-    # As text: of a path anywidget keeps a listener for changes, and with it each widget, for good.
+    # As text: given a path, anywidget would keep a file listener, and with it every widget, in memory for good.
     _esm = (HERE / "picture.js").read_text(encoding="utf-8")
     _css = (HERE / "picture.css").read_text(encoding="utf-8")
     content = traitlets.Unicode().tag(sync=True)
     picked = traitlets.Unicode().tag(sync=True)
-    name = traitlets.Unicode().tag(sync=True)  # by which the browser knows it again
-    folds = traitlets.Unicode().tag(sync=True)  # by which the browser knows what of it was unfolded
+    name = traitlets.Unicode().tag(sync=True)  # key by which the browser recognizes this widget when it is shown anew
+    folds = traitlets.Unicode().tag(sync=True)  # key under which the browser remembers unfolded elements
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
     room = traitlets.Int(0).tag(sync=True)  # pixels of width that the browser has for it; 0 before it is shown
 
     def on_pick(self, handle: Callable[[str], object]) -> None:
-        """Call `handle` with the key of whatever is picked from now on; the same may be picked again."""
+        """Call `handle` with the key of each element picked from now on; one element may be picked repeatedly."""
 
         def pick(change: Any) -> None:
             if key := change["new"]:
@@ -54,17 +56,18 @@ class MarkupWidget(anywidget.AnyWidget):
 
 
 class PictureWidget(ipywidgets.VBox):
-    """A widget: its own traits are its state, `picture()` draws them.
+    """The base of all widgets: a widget's own traits are its state, and `picture()` draws them.
 
-    A subclass says what it looks like in `picture`, calls `watch` with the traits that change it, and puts its
-    controls above with `show`. While work goes on in another thread `throttle.mark()` has it redrawn soon; `keep` makes
-    the saved notebook's picture the present one.
+    A subclass draws itself in `picture`, calls `watch` with the traits that change the picture, and adds its controls
+    with `show`. Work in another thread calls `throttle.mark()` for a redraw soon; `keep` saves the present picture in
+    the notebook.
 
-    A picture that asks for `width` is drawn again when the room for it changes; others shrink.
+    A picture that reads `width` is redrawn when the browser's width changes; other pictures are scaled down.
     """
 
-    engine_fields: ClassVar[tuple[str, ...]] = ()  # attributes that reach an engine; None in a view that is closed
-    _leave: Callable[[], object] | None = None  # ends what the view hears of an engine
+    engine_fields: ClassVar[tuple[str, ...]] = ()  # attributes that reference an engine; None after `close`
+    steps: Any = None  # the `Recorded` control of a view that goes through a record
+    _leave: Callable[[], object] | None = None  # removes the view's listener from an engine
     _asked_for_width = False
 
     def __init__(self, **traits: Any):
@@ -79,43 +82,52 @@ class PictureWidget(ipywidgets.VBox):
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
     def picture(self) -> str:
-        """SVG or HTML (from `svg.document` or `svg.html`) of the present state; has no effect and names no file."""
+        """Draw the present state and return it as SVG or HTML (`svg.document`, `svg.html`). It has no side effects and
+        contains no file names."""
         raise NotImplementedError
 
     @property
     def width(self) -> int:
-        """Pixels that the picture is to be wide: what the browser has room for, within bounds."""
+        """Return the width of the picture in pixels: the browser's width, within `MIN_WIDTH` and `MAX_WIDTH`."""
         self._asked_for_width = True
         room = 0 if _IS_SAVED.get() else self.shown.room
         return min(max(room, MIN_WIDTH), MAX_WIDTH) if room else DEFAULT_WIDTH
 
     def redraw(self) -> None:
+        step = self.steps and self.steps.step
         self.shown.content = self.picture()
+        if self.steps:
+            self.steps.drawn = step
 
     def show(self, *controls: ipywidgets.Widget, below: tuple[ipywidgets.Widget, ...] = ()) -> None:
         """Show controls, the picture, and widgets below it."""
         self.children = (*controls, self.shown, *below)
         self.redraw()
 
+    def linked(self, name: str, control: Control) -> Control:
+        """Return `control`, after linking its value with the trait `name`: each follows the other."""
+        traitlets.link((self, name), (control, "value"))
+        return control
+
     def watch(self, *names: str) -> None:
-        """Redraw on changes of these traits, at most ten times a second."""
+        """Redraw the picture on changes of these traits, at most ten times a second."""
         self.observe(lambda _: self.throttle.mark(), list(names))
 
     def keep(self) -> None:
         """Save the present picture in the notebook's output; call it when work is done.
 
-        JupyterLab then makes the view anew: while the keyboard is in one of its fields or sliders, it is postponed.
+        JupyterLab then creates the view anew, so saving waits while the keyboard is in a field or slider of the view.
         """
         self._keep_pending = self.shown.typing
         if self._displayed and not self._keep_pending and self.comm is not None:
             _publish(self._bundle(), self._display_id, update=True)
 
     def close(self) -> None:
-        """Close the widget with its controls, end its work, and let go of its engine."""
+        """Close the widget and its controls, end its work, and drop its references to an engine."""
         note_closed(self)
         if self._leave is not None:
             self._leave()
-        if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
+        if hasattr(self, "throttle"):  # absent where `__init__` raised early; the widget is closed all the same
             self.throttle.stop()
         for child in (*self.children, *([self.shown] if hasattr(self, "shown") else [])):
             close_tree(child)
@@ -127,7 +139,7 @@ class PictureWidget(ipywidgets.VBox):
             setattr(self, name, None)
 
     def __del__(self) -> None:
-        if self.comm is not None:  # ipywidgets would close it again, in whichever thread frees it
+        if self.comm is not None:  # after `close`, ipywidgets would close it again, in the thread that frees it
             super().__del__()
 
     def _bundle(self) -> dict[str, Any]:
@@ -150,8 +162,15 @@ class PictureWidget(ipywidgets.VBox):
         return f"{type(self).__name__}()"
 
 
+def button(act: Callable[[], object], description: str, **options: Any) -> ipywidgets.Button:
+    """Return a button that calls `act`."""
+    made = ipywidgets.Button(description=description, **options)
+    made.on_click(lambda _: act())
+    return made
+
+
 def close_tree(widget: Any) -> None:
-    """Close a widget with what is in it, its layout and style included: no widget of ours shares them."""
+    """Close a widget with its children, layout and style, which no other widget shares."""
     for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
         if isinstance(part, ipywidgets.Widget):
             close_tree(part)
@@ -170,7 +189,7 @@ def views_in(box: ipywidgets.Box) -> list[PictureWidget]:
 
 
 def _note_boxes() -> None:
-    """Have boxes of a notebook's own note which views a cell shows in them; a box does not tell its children."""
+    """Make ipywidgets' boxes note the views shown in them: a box that is displayed does not notify its children."""
     formatter = getattr(running_shell(), "display_formatter", None)
     if formatter is None or ipywidgets.Box in formatter.mimebundle_formatter.type_printers:
         return
@@ -190,10 +209,10 @@ def _publish(bundle: dict[str, Any], display_id: str, update: bool) -> None:
 
 
 class GrowingPicture(MarkupWidget):
-    """Markup that grows: `draw` makes the whole, `append` sends new pieces.
+    """A widget with markup that grows: `draw` returns the whole markup, `append` sends new pieces.
 
-    An element with `data-grows="NAME"` has one child for each piece of that name. A browser that
-    missed some gets the whole.
+    An element with `data-grows="NAME"` has one child for each piece of that name. A browser that missed pieces gets the
+    whole markup.
     """
 
     def __init__(self, draw: Callable[[], str]):
@@ -207,14 +226,14 @@ class GrowingPicture(MarkupWidget):
         return set(self._num_sent)
 
     def send_all(self, counts: Mapping[str, int] | None = None) -> None:
-        """Send the whole; `counts` are its pieces by name, where they differ from those sent before."""
+        """Send the whole markup; `counts` is its new number of pieces by name (default: unchanged)."""
         with self._drawing:
             if counts is not None:
                 self._num_sent = dict(counts)
             self.content = self._draw()
 
     def append(self, name: str, count: int, pieces: Callable[[int], Sequence[str]]) -> None:
-        """Send the new ones of `count` pieces; `pieces(n)` makes those from the n-th on."""
+        """Send the pieces added since the last call, up to `count`; `pieces(n)` returns those from index n on."""
         with self._drawing:
             at = self._num_sent.get(name, 0)
             if count > at:

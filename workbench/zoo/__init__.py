@@ -1,1 +1,1 @@
-"""The zoo: published techniques as user parts of a page each, measured as experiments with a rule written before."""
+"""The zoo: published techniques as one-page custom parts, measured by experiments with a rule written beforehand."""

@@ -1,4 +1,4 @@
-"""One technique of the zoo: `NAME.yaml` with the settings that turn it on, `NAME.py` with its part and its equation.
+"""Read one technique of the zoo: `NAME.yaml` with the settings that enable it, `NAME.py` with its part and equation.
 
     technique: Sliding window
     kind: attention
@@ -25,22 +25,22 @@ from workbench.zoo.figures import FIGURES, Kind
 from workbench.zoo.rule import FigureRule
 
 Line = Annotated[str, Field(min_length=1)]
-FIGURES_FUNCTION = "figures"  # of an entry's file: no arguments, a dict of numbers whose names are written out
+FIGURES_FUNCTION = "figures"  # function of an entry's file: no arguments, returns a dict literal of numbers
 
 
 class ZooEntry(Settings):
-    """The settings of an entry. `use` and `baseline` are changes of an experiment, as its variants have them."""
+    """The settings of an entry. `use` and `baseline` are changes of an experiment, in the form of variants."""
 
-    technique: Line  # its name in tables
+    technique: Line  # name in tables
     kind: Kind
     paper: Line  # authors, year: title (where it is)
-    use: Annotated[dict[str, Any], Field(min_length=1)]  # the one line that turns it on
-    baseline: dict[str, Any] = {}  # compared with; {} is the model unchanged
-    claim: Line  # the paper's, in one sentence
-    rule: Line  # what would have to be measured for the claim to hold, written before any run
-    held: str = ""  # what held here, in one sentence, after the run
-    workload: dict[str, Any] = {}  # settings of the workload where the idea needs others than its kind has
-    model: dict[str, Any] = {}  # settings of the model, likewise: of the baseline and the reference too
+    use: Annotated[dict[str, Any], Field(min_length=1)]  # the line of YAML that enables it
+    baseline: dict[str, Any] = {}  # settings to compare with; {} is the unchanged model
+    claim: Line  # the paper's claim, in one sentence
+    rule: Line  # condition on measured figures for the claim to hold, written before any run
+    held: str = ""  # the finding here, in one sentence, after the run
+    workload: dict[str, Any] = {}  # settings of the workload that differ from those of its kind
+    model: dict[str, Any] = {}  # settings of the model, for baseline and reference too
 
     @field_validator("technique", "paper", "claim", "rule", "held")
     @classmethod
@@ -89,7 +89,7 @@ class LoadedEntry:
 
     @cached_property
     def docstring(self) -> str:
-        """Return the docstring of the entry's file: what it is, and the paper's equation."""
+        """Return the docstring of the entry's file: a description and the paper's equation."""
         return ast.get_docstring(_parsed(self.source_file)) or ""
 
     @property
@@ -99,7 +99,7 @@ class LoadedEntry:
 
     @cached_property
     def lines(self) -> int:
-        """Return the lines of the entry's file without its docstring; blank ones count, those at its ends do not."""
+        """Return the number of lines of the entry's file; see `count_lines`."""
         return count_lines(self.source_file)
 
 
@@ -117,9 +117,9 @@ def count_lines(file: Path) -> int:
 
 
 def own_figures(file: Path) -> list[str]:
-    """Return the names of the figures that the file's own function `figures` returns, read from its source.
+    """Return the names of the figures that the file's function `figures` returns, read from its source.
 
-    Raises WorkbenchError where they are not written out: a rule's names are checked before anything runs."""
+    Raises WorkbenchError unless the names are literals, since a rule's names are checked before any run."""
     tree = _parsed(file)
     function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == FIGURES_FUNCTION), None)
     if function is None:

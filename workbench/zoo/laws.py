@@ -1,4 +1,4 @@
-"""The laws of an entry: the conformity kit of its kind, applied to the parts that its settings name."""
+"""Check the laws of an entry: apply the conformity kit of its kind to the parts that its settings name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import Kind
 from workbench.zoo.question import TECHNIQUE, experiment_of
 
-SMALL_PAGES = {"page_size": 4, "keep": 2}  # the texts of the kit are short
-Arguments = dict[str, Any]  # `examples` where fewer than the kit's own are to be tried
+SMALL_PAGES = {"page_size": 4, "keep": 2}  # for the kit's short texts
+Arguments = dict[str, Any]  # `examples`, to try fewer than the kit's default
 
 
 def check_entry(entry: LoadedEntry, examples: int | None = None) -> tuple[ConformityReport, ...]:
-    """Check the parts of an entry against the laws of their kind, and return a report each.
+    """Check the parts of an entry against the laws of their kind, and return one report per part.
 
     Args:
-        entry: any entry. One that only sets what the engine has is checked as a setting; sampling settings
+        entry: any entry. An entry without a part is checked as a setting of the engine; sampling settings
             have no kit and give no report.
-        examples: tried for each law; None is the kit's own number.
+        examples: number of examples per law; None is the kit's default.
     """
     more = {} if examples is None else {"examples": examples}
     return tuple(_KITS[entry.settings.kind](experiment_of(entry).variant(TECHNIQUE), more))

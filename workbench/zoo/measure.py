@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.custom import resolve_path
+from workbench.custom import resolve_path, user_code
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.variants import VariantResults
+from workbench.experiment.experiment import Experiment, VariantResults
 from workbench.machine.ceilings import intra_op_threads
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure.compare_variants import measure_variants
@@ -19,13 +18,13 @@ from workbench.zoo.figures import FIGURES, Kind
 from workbench.zoo.question import BASELINE, TECHNIQUE, experiment_of
 from workbench.zoo.schedules import simulate_policies
 
-Figures = dict[str, float | None]  # None where a figure could not be measured
+Figures = dict[str, float | None]  # None: not measured
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class MeasuredEntry:
-    """A measurement: the experiment as it was run, its figures, the backends by variant, and the contention."""
+    """A measurement: the experiment that was run, its figures, the backends by variant, and the contention."""
 
     experiment: Experiment
     figures: Figures
@@ -40,7 +39,7 @@ def measure_entry(
 
     Args:
         entry: the entry.
-        quick: a first look: less is measured, some figures not at all.
+        quick: take a first look, which measures less and leaves out some figures.
         on_progress: called with a line at each stage.
 
     Raises:
@@ -63,17 +62,13 @@ def measure_entry(
 
 
 def _own(entry: LoadedEntry) -> Figures:
-    """Return the figures of the entry's own function, if it has one."""
+    """Return the figures of the entry's function `figures`; empty without one."""
     names = own_figures(entry.source_file)
     if not names:
         return {}
     where = f"zoo/{entry.source_file.name}: {FIGURES_FUNCTION}()"
-    try:
+    with user_code(where):
         found = resolve_path(f"{entry.source_file}:{FIGURES_FUNCTION}")()
-    except WorkbenchError:
-        raise
-    except Exception as error:
-        raise WorkbenchError(f"{where}: raised {type(error).__name__}: {error}") from error
     wrong = [name for name, value in found.items() if isinstance(value, bool) or not isinstance(value, int | float)]
     if wrong or not set(found) <= set(names):
         raise WorkbenchError(f"{where}: must return numbers by the names {', '.join(names)}, not {found!r}")
@@ -83,7 +78,7 @@ def _own(entry: LoadedEntry) -> Figures:
 
 
 def ratio(value: float | None, baseline: float | None) -> float | None:
-    """Return value / baseline; None where one is missing or the baseline is not above 0."""
+    """Return value / baseline; None if either is missing or the baseline is not above 0."""
     if value is None or baseline is None or not baseline > 0 or not math.isfinite(value):
         return None
     return value / baseline
@@ -104,7 +99,7 @@ def _cache_figures(baseline: Row, technique: Row, found: VariantResults) -> Figu
 
 
 def _step_seconds(row: Row) -> float | None:
-    """Return the time of a decode step at the longest context."""
+    """Return the seconds of a decode step at the longest context."""
     rates = row.get("decode_tokens_per_s")
     return 1 / rates[max(rates, key=int)] if rates else None
 

@@ -1,4 +1,4 @@
-"""The experiment that measures an entry: the workload of its kind, with two variants, `baseline` and `technique`."""
+"""Build the experiment that measures an entry: the workload of its kind, with variants `baseline` and `technique`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SETTINGS: dict[Kind, dict[str, Any]] = {
     },
     "schedule": _TRAFFIC,
 }  # fmt: skip
-QUICK: dict[Kind, tuple[str, ...]] = {  # settings for a first look, whose figures are not recorded
+QUICK: dict[Kind, tuple[str, ...]] = {  # settings for a first look; its figures are not recorded
     **dict.fromkeys(
         ("attention", "format", "eviction"),
         ("workload.windows=1", "workload.greedy_prompts=1", "workload.copying.names=1", "workload.speed=null"),
@@ -67,7 +67,7 @@ def experiment_of(entry: LoadedEntry, quick: bool = False) -> Experiment:
     """Return the experiment that measures `entry`.
 
     Raises:
-        WorkbenchError: its settings, those of its workload or of one of its variants are wrong, by their path.
+        WorkbenchError: for wrong settings of the entry, its workload or a variant, named by their path.
     """
     where, kind = f"zoo/{entry.yaml_file.name}", entry.settings.kind
     values = copy.deepcopy(SETTINGS[kind]) | {

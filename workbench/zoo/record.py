@@ -1,4 +1,4 @@
-"""Keep what was measured of an entry, as one small file beside the entries: `records/NAME.json`."""
+"""Store the measurement of an entry as one small file in the entries' folder: `records/NAME.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError, cannot_write
 from workbench.experiment.verdict import Outcome
 from workbench.files import read_json_file, write_atomically
 from workbench.machine.environment import environment
-from workbench.machine.processor import is_contended
+from workbench.machine.processor import contention_remark
 from workbench.runs.folder import finite_json
 from workbench.settings import non_default_settings
 from workbench.testing.law import ConformityReport
@@ -30,7 +30,7 @@ _PROCESSOR = ("model", "usable_cores", "level")
 
 @dataclass(frozen=True)
 class LawCount:
-    """Laws of an entry's kits: how many were tried, and the names of the broken ones."""
+    """Laws of an entry's kits: the number tried, and the names of broken laws."""
 
     tried: int = 0
     broken: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class LawCount:
 
 @dataclass(frozen=True)
 class ZooRecord:
-    """A measurement of one entry. `entry` and `experiment` are what it was measured with, as plain values."""
+    """A measurement of one entry. `entry` and `experiment` hold the settings measured, as plain values."""
 
     name: str
     date: str
@@ -63,7 +63,7 @@ class ZooRecord:
 
     @classmethod
     def create(cls, entry: LoadedEntry, measured: MeasuredEntry, reports: Sequence[ConformityReport]) -> ZooRecord:
-        """Judge what was measured by the entry's rule, and describe where it was measured."""
+        """Judge a measurement by the entry's rule, and describe its machine."""
         now = environment()
         small = {name: now[name] for name in _ENVIRONMENT}
         small["cpu"] = {name: now["cpu"].get(name) for name in _PROCESSOR}
@@ -84,7 +84,7 @@ class ZooRecord:
 
     @classmethod
     def read(cls, file: Path) -> ZooRecord | None:
-        """Read a record; None where there is none. WorkbenchError for a file that is none."""
+        """Read a record; None if the file does not exist. WorkbenchError for an invalid record."""
         if not file.is_file():
             return None
         try:
@@ -108,14 +108,14 @@ class ZooRecord:
     def remarks(self, entry: LoadedEntry) -> list[str]:
         """Return warnings: contention, or an entry that has been changed since."""
         found = []
-        if is_contended(self.others_cpu_share):
-            found.append(f"other processes took {self.others_cpu_share:.0%} of the processor: its times are unreliable")
+        if remark := contention_remark(self.others_cpu_share):
+            found.append(remark)
         if self.is_outdated(entry):
             found.append(f"the entry has been changed since: `workbench zoo run {entry.name}`")
         return found
 
     def is_outdated(self, entry: LoadedEntry) -> bool:
-        """Return whether settings, rule or code of the entry are others than those that were measured."""
+        """Return whether the entry's settings, rule or code have changed since the measurement."""
         return self.entry != fingerprint_of(entry) or self.experiment != settings_of(entry)
 
 
@@ -124,7 +124,7 @@ def record_file(entry: LoadedEntry) -> Path:
 
 
 def fingerprint_of(entry: LoadedEntry) -> dict[str, Any]:
-    """Return what decides a measurement of the entry, and its rule; docstring, comments and `held` do not."""
+    """Return the inputs of a measurement and the rule; docstring, comments and `held` are left out."""
     tree = ast.parse(entry.source_file.read_text(encoding="utf-8"))
     body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
     code = "\n".join(ast.dump(node) for node in body)
@@ -136,7 +136,7 @@ def fingerprint_of(entry: LoadedEntry) -> dict[str, Any]:
 
 
 def settings_of(entry: LoadedEntry) -> dict[str, Any]:
-    """Return the settings of the entry's experiment that are no defaults, by dotted path."""
+    """Return the non-default settings of the entry's experiment, by dotted path."""
     found = non_default_settings(experiment_of(entry))
     hidden = ("question", "variants.")
     plain = {path: value for path, value in found if not path.startswith(hidden)}

@@ -1,4 +1,4 @@
-"""The language of an entry's rule: comparisons of named figures with numbers, joined by `and` and `or`.
+"""Parse an entry's rule: comparisons of named figures with numbers, joined by `and` and `or`.
 
     kl <= 0.02 and decode_time_ratio <= 0.8
     0.9 <= copying <= 1.1 or bytes_ratio < 0.25
@@ -27,8 +27,8 @@ _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
 _BY_SIGN = dict(COMPARISONS.values())
 BEST_FIRST: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")
 EXAMPLE = "for example `kl <= 0.02 and decode_time_ratio <= 0.8`"
-FIXED_BY_SETTINGS = ("bytes_ratio",)  # known before a run: no evidence for a claim
-MAX_CHARACTERS = 500  # of a rule: Python's parser recurses
+FIXED_BY_SETTINGS = ("bytes_ratio",)  # known before a run, so no evidence for a claim
+MAX_CHARACTERS = 500  # limit for a rule, since Python's parser recurses
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FigureBound:
         return "holds" if _BY_SIGN[self.sign](figures[self.figure], self.number) else "refuted"
 
     def has_evidence(self, figures: Mapping[str, float]) -> bool:
-        """Return whether it holds and could have failed to: the settings do not fix its figure."""
+        """Return whether the bound holds and could have failed: its figure is not fixed by settings."""
         return self.figure not in FIXED_BY_SETTINGS and self.outcome(figures) == "holds"
 
     def comparisons(self) -> Iterator[FigureBound]:
@@ -55,9 +55,10 @@ class FigureBound:
 
 @dataclass(frozen=True)
 class AllOf:
-    """Parts joined by `and`: holds if all do, with limits if only some do, and is refuted if none does.
+    """Parts joined by `and`: holds if all parts hold, with limits if only some do, and is refuted if none does.
 
-    What the settings fix (`FIXED_BY_SETTINGS`) limits a claim where it fails; alone it makes none hold in part.
+    A figure fixed by settings (`FIXED_BY_SETTINGS`) limits a claim if its bound fails; alone it cannot make a claim
+    hold in part.
     """
 
     parts: tuple[RulePart, ...]
@@ -80,7 +81,7 @@ class AllOf:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """Parts joined by `or`: the best outcome of a part."""
+    """Parts joined by `or`: the best outcome of any part."""
 
     parts: tuple[RulePart, ...]
 
@@ -114,11 +115,11 @@ class FigureRule:
         """Parse a rule over the figures `known`.
 
         Raises:
-            WorkbenchError: anything but comparisons of known figures with numbers, `and`, `or` and parentheses.
+            WorkbenchError: for anything but comparisons of known figures with numbers, `and`, `or` and parentheses.
         """
         words = " ".join(text.split())
         if not words:
-            raise WorkbenchError(f"rule: is empty; write what would have to be measured, {EXAMPLE}")
+            raise WorkbenchError(f"rule: is empty; write a condition on measured figures, {EXAMPLE}")
         if len(words) > MAX_CHARACTERS:
             raise WorkbenchError(f"rule: {len(words)} characters; write at most {MAX_CHARACTERS}")
         try:
@@ -138,17 +139,17 @@ class FigureRule:
         return tuple(dict.fromkeys(each.figure for each in self.part.comparisons()))
 
     def missing(self, figures: Mapping[str, float | None]) -> list[str]:
-        """Return the names in the rule that `figures` has no finite number for."""
+        """Return the names in the rule without a finite number in `figures`."""
         return [name for name in self.figures if (value := figures.get(name)) is None or not math.isfinite(value)]
 
     def outcome(self, figures: Mapping[str, float | None]) -> Outcome:
-        """Return the outcome by measured figures; `not-testable-here` where one of those in the rule is missing."""
+        """Return the outcome for measured figures; `not-testable-here` if a figure of the rule is missing."""
         if self.missing(figures):
             return "not-testable-here"
         return self.part.outcome({name: value for name, value in figures.items() if value is not None})
 
     def reason(self, figures: Mapping[str, float | None]) -> str:
-        """Return the figures in the rule beside their limits, and those that are missing."""
+        """Return the rule's figures with their limits, and the missing figures, in words."""
         if missing := self.missing(figures):
             return f"not measured: {', '.join(missing)}"
         lines = []
@@ -199,5 +200,5 @@ def _number(node: ast.expr, words: str) -> float:
 def _refused(node: ast.expr, words: str) -> WorkbenchError:
     what = ast.unparse(node)
     return WorkbenchError(
-        f"rule {words!r}: {what!r} is no comparison of a figure with a number; join such by `and` and `or`, {EXAMPLE}"
+        f"rule {words!r}: {what!r} is no comparison of a figure with a number; join them by `and` and `or`, {EXAMPLE}"
     )

@@ -1,4 +1,4 @@
-"""Two scheduling policies under the same simulated traffic: in time, by tenant, and by the cost of a decision."""
+"""Compare two scheduling policies under the same simulated traffic: latency, fairness, and time of a decision."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from workbench.measure.simulation import tokenizer_of
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.scheduler.validate import items_of, policy_name
 from workbench.simulate.instance import Instance, PlannedSteps
-from workbench.simulate.traffic_settings import TrafficWorkload
 
-END = object()  # the end of an order
+END = object()  # marks the end of an order
 
 
 class TimedPolicy:
-    """A policy whose calls are timed, and the making of its orders as far as they are walked. Its promises (`steady`,
+    """A policy that times the calls of `inner` and the iteration over its orders. Its promises (`steady`,
     `starvation_limit`) are those of `inner`."""
 
     def __init__(self, inner: SchedulingPolicy):
@@ -50,7 +49,7 @@ class TimedPolicy:
 
 @dataclass
 class TenantMeter:
-    """Tokens computed for each of `tenants` in steps at whose end a request of every one of them waited."""
+    """Tokens computed for each of `tenants`, counted in steps that end with a waiting request of every tenant."""
 
     tenants: Iterable[str]
     tokens: Counter[str] = field(default_factory=Counter)
@@ -63,30 +62,29 @@ class TenantMeter:
 
     @property
     def fairness(self) -> float | None:
-        """Return Jain's index; None with fewer than two tenants, or where they never waited at once."""
+        """Return Jain's index; None with fewer than two tenants, or if they never waited at the same time."""
         tenants = list(self.tenants)
         return jain_index([self.tokens[name] for name in tenants]) if len(tenants) > 1 else None
 
 
 def jain_index(values: Iterable[float]) -> float | None:
-    """Return (sum of x)^2 / (n * sum of x^2): 1 where all are equal, 1/n where one has everything (Jain et al., 1984).
+    """Return (sum of x)^2 / (n * sum of x^2): 1 if all are equal, 1/n if one has everything (Jain et al., 1984).
 
-    None where all are 0."""
+    None if all are 0."""
     found = list(values)
     squares = sum(value * value for value in found)
     return sum(found) ** 2 / (len(found) * squares) if squares else None
 
 
 def simulate_policies(experiment: Experiment, names: Iterable[str], on_progress: Callable[[str], None]) -> list[dict]:
-    """Simulate the variants `names` and return a row each: `job_row`, `e2el_s_mean`, `fairness`, `decision_us`."""
+    """Simulate the variants `names` and return one row each: `job_row`, `e2el_s_mean`, `fairness`, `decision_us`."""
     rows = []
     for name in names:
         on_progress(name)
         variant = experiment.variant(name)
         began = time.perf_counter()
         fleet = fleet_for(variant, tokenizer=tokenizer_of(variant))
-        workload = variant.workload
-        meter = TenantMeter(tuple(workload.tenants) if isinstance(workload, TrafficWorkload) else ())
+        meter = TenantMeter(tuple(getattr(variant.workload, "tenants", ())))
         timed = []
         for instance in fleet.instances:
             timed.append(TimedPolicy(instance.scheduler.policy))

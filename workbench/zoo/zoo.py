@@ -1,4 +1,4 @@
-"""The zoo as a value: every entry with what was measured of it, as rows, as a table, and one by one."""
+"""Present the zoo: entries with their measurements, as rows, as a table, and one by one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError, nearest
+from workbench.own_folder import OWN_FOLDER
 from workbench.zoo.entry import LoadedEntry
 from workbench.zoo.figures import FIGURES, KINDS
 from workbench.zoo.folder import ZOO_FOLDER, load_zoo, select_entries
@@ -19,7 +20,7 @@ NOT_RUN = "not run yet"
 VERDICTS = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN)
 HEADINGS = ("kind", "name", "technique", "paper", "lines", "laws", "bytes", "speed", "KL", "verdict")
 TIMES = ("decode_time_ratio", "time_ratio")
-EXPERIMENT = "experiments/first_light.yaml"  # which `show` turns an entry on in
+EXPERIMENT = "experiments/first_light.yaml"  # experiment in the command that `show` prints
 
 
 class ZooItem(Displayable):
@@ -35,7 +36,7 @@ class ZooItem(Displayable):
 
     @property
     def verdict(self) -> str:
-        """Return the outcome of the entry's rule, as it is now, on the recorded figures."""
+        """Return the outcome of the entry's current rule on the recorded figures."""
         return NOT_RUN if self.record is None else self.entry.rule.outcome(self.record.figures)
 
     @property
@@ -44,10 +45,9 @@ class ZooItem(Displayable):
 
     @property
     def source(self) -> str:
-        """Return the path of the entry's file, from the project's folder where it lies in it."""
-        root = ZOO_FOLDER.parents[1]
+        """Return the path of the entry's file, relative to the project's folder if inside it."""
         file = self.entry.source_file
-        return file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
+        return file.relative_to(OWN_FOLDER).as_posix() if file.is_relative_to(OWN_FOLDER) else str(file)
 
     @property
     def short_paper(self) -> str:
@@ -59,14 +59,14 @@ class ZooItem(Displayable):
 
     @property
     def use_line(self) -> str:
-        """Return the line of the YAML that turns the technique on."""
+        """Return the line of YAML that enables the technique."""
         lines = self.entry.yaml_file.read_text(encoding="utf-8").splitlines()
         return next(line for line in lines if line.startswith("use:")).removeprefix("use:").strip()
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Return the settings of the command: those of the technique. Those of a beam search replace all of `sampling`,
-        as it takes none that change the distribution."""
+        """Return the technique's settings for `command`. Beam search settings replace all of `sampling`, because beam
+        search takes no settings that change the distribution."""
         use = self.settings.use
         if "sampling.beams" not in use:
             return use
@@ -76,7 +76,7 @@ class ZooItem(Displayable):
 
     @property
     def command(self) -> str:
-        """Return a command that turns the technique on in an experiment of the project."""
+        """Return a command that runs an experiment of the project with the technique."""
         sets = []
         for path, value in self.changes.items():
             text = value if isinstance(value, str) else json.dumps(value)
@@ -85,7 +85,7 @@ class ZooItem(Displayable):
         return " ".join([f"workbench run {EXPERIMENT}", *sets])
 
     def row(self) -> dict[str, Any]:
-        """Return everything about it as JSON has it."""
+        """Return all details of the entry, JSON-ready."""
         record = self.record
         return {
             "name": self.name, **self.settings.model_dump(mode="json"), "lines": self.entry.lines,
@@ -116,19 +116,19 @@ class ZooItem(Displayable):
         )
 
     def figure_rows(self) -> list[tuple[str, float | None, str]]:
-        """Return (name, value, meaning) of every figure; those of the entry's own function have no meaning here."""
+        """Return (name, value, meaning) of every figure; figures of the entry itself have no known meaning."""
         known = FIGURES[self.settings.kind]
         names = [*known, *(name for name in self.figures if name not in known)]
         return [(name, self.figures.get(name), known.get(name, "the entry's own")) for name in names]
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return (name, text) lines of its details, without figures and docstring."""
+        """Return (name, text) lines of the entry's details, without figures and docstring."""
         record = self.record
         found = [("paper", self.settings.paper), ("claim", self.settings.claim), ("rule", self.settings.rule)]
         if record is not None:
             found += [("verdict", f"{self.verdict}: {self.entry.rule.reason(record.figures)}")]
             found += [("here", self.settings.held)] * bool(self.settings.held)
-            found += [("laws", f"{record.laws} hold" if record.laws.tried else "no kit checks it")]
+            found += [("laws", f"{record.laws} hold" if record.laws.tried else "no laws to check")]
             found += [("broken law", law) for law in record.laws.broken]
             backends = ", ".join(dict.fromkeys(record.backends.values()))
             found += [("measured", f"{record.date[:10]}, {record.machine}" + (f" ({backends})" if backends else ""))]
@@ -147,7 +147,7 @@ class ZooItem(Displayable):
 
 
 class Zoo(Displayable):
-    """Entries by name. `zoo["typical"]` is one of them, `zoo.of_kind("sampling")` those of one kind."""
+    """Entries by name. `zoo["typical"]` is one entry, `zoo.of_kind("sampling")` all entries of one kind."""
 
     def __init__(self, items: Sequence[ZooItem]):
         self.items = {item.name: item for item in items}
@@ -164,14 +164,14 @@ class Zoo(Displayable):
         return len(self.items)
 
     def of_kind(self, kind: str) -> Zoo:
-        """Return the entries of one kind. WorkbenchError for another word."""
+        """Return the entries of one kind. Raises WorkbenchError for an unknown kind."""
         if kind not in KINDS:
-            raise WorkbenchError(f"kind {kind!r}: is none{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+            raise WorkbenchError(f"kind {kind!r}: is unknown{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
         return Zoo([item for item in self if item.settings.kind == kind])
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Return everything about each entry, as `workbench zoo --json` prints it."""
+        """Return all details of each entry, as printed by `workbench zoo --format json`."""
         return [item.row() for item in self]
 
     @property
@@ -182,7 +182,7 @@ class Zoo(Displayable):
         return f"{len(self)} entr{'y' if len(self) == 1 else 'ies'}: {summary or 'none'}"
 
     def table(self) -> Table:
-        """Return one row an entry: bytes, and speed, as shares of the baseline's."""
+        """Return a table with one row per entry; bytes and speed are ratios to the baseline."""
         left = ("name", "technique", "paper", "laws", "verdict")
         return Table("", [item.cells() for item in self], HEADINGS, self.counts, left=left)
 
@@ -191,22 +191,22 @@ class Zoo(Displayable):
 
 
 def open_zoo(folder: Path | str = ZOO_FOLDER) -> Zoo:
-    """Open the zoo of published techniques, by kind and name, with the records of what was measured.
+    """Open the zoo of published techniques, by kind and name, with the records of their measurements.
 
         workbench.open_zoo().of_kind("attention")
         workbench.open_zoo()["typical"]
 
     Args:
-        folder: of the entries; the workbench's own unless given.
+        folder: folder of the entries; default: the workbench's own.
 
     Raises:
-        WorkbenchError: a mistake in an entry or a record.
+        WorkbenchError: for a mistake in an entry or a record.
     """
     entries = load_zoo(Path(folder)).values()
     return Zoo([ZooItem(entry) for entry in sorted(entries, key=lambda each: KINDS.index(each.settings.kind))])
 
 
 def named_entries(folder: Path, names: Sequence[str]) -> dict[str, LoadedEntry]:
-    """Load a folder's entries and select `names`, all where none are named."""
+    """Load a folder's entries and select `names`; an empty `names` selects all."""
     known = load_zoo(folder)
     return select_entries(known, names) if names else known

@@ -1,1 +1,1 @@
-"""Scripts that run in other tools' interpreters and never import workbench (`run_workbench` apart)."""
+"""Scripts that run in other tools' Python interpreters; none except `run_workbench` imports workbench."""

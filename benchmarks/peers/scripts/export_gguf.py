@@ -1,4 +1,5 @@
-"""Export a Hugging Face Llama folder as GGUF: float32 or bfloat16 by the `gguf` package, quantized by llama.cpp."""
+"""Export a Hugging Face Llama folder as GGUF: in float32 or bfloat16 with the `gguf` package, then quantized by
+llama.cpp if asked."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Export a Hugging Face folder as ONNX, by the builder of ONNX Runtime GenAI, for its CPU provider."""
+"""Export a Hugging Face folder as ONNX for the CPU provider, with the model builder of ONNX Runtime GenAI."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

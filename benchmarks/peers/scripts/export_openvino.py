@@ -1,4 +1,4 @@
-"""Export a Hugging Face folder as OpenVINO IR, by optimum-intel; INT8 and INT4 weights by its compression."""
+"""Export a Hugging Face folder as OpenVINO IR with optimum-intel, which also compresses weights to INT8 or INT4."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convert a Hugging Face Llama folder to GGUF's names and rows. numpy only.
+"""Convert the tensors of a Hugging Face Llama folder to GGUF's names and row order, with numpy only.
 
 llama.cpp rotates neighbouring dimensions (2 i, 2 i + 1) of a head, Hugging Face dimensions i and i + head_dim / 2. The
 rows of query and key are permuted so that both compute the same."""
@@ -31,25 +31,27 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """`model.layers.3.self_attn.q_proj.weight` is `blk.3.attn_q.weight`."""
+    """Return the GGUF name of a Hugging Face tensor: `model.layers.3.self_attn.q_proj.weight` becomes
+    `blk.3.attn_q.weight`."""
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     return f"blk.{layer[1]}.{NAMES[layer[2]]}.{kind}" if layer else f"{NAMES[stem]}.{kind}"
 
 
 def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Return rows of a query or key projection [heads * head_dim, ...] in llama.cpp's order: (half pair) to (pair
-    half)."""
+    """Return the rows of a query or key projection [heads * head_dim, ...] in llama.cpp's order: within each head (half
+    pair) becomes (pair half)."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def unpermuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Invert `permuted`."""
+    """Return rows in llama.cpp's order in Hugging Face's order again: the inverse of `permuted`."""
     return rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def llama_tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every tensor of the folder under its GGUF name, float32, query and key permuted."""
+    """Yield every tensor of the folder as (GGUF name, float32 values), with the rows of query and key projections
+    permuted."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, values in stored_tensors(folder):
         turned = heads.get(name.split(".")[-2])
@@ -59,7 +61,7 @@ def llama_tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, n
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield name and float32 values of every tensor in the folder's safetensors files."""
+    """Yield the name and the float32 values of every tensor in the folder's safetensors files."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -80,12 +82,13 @@ def _float32(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rotary_scaling(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings under their new name or their old one."""
+    """Return the rotary scaling settings of a config.json, under either key: `rope_scaling` or `rope_parameters`."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 def rotary_factors(config: dict[str, Any]) -> np.ndarray | None:
-    """Return llama.cpp's divisors of the rotary frequencies, [head_dim / 2], under Llama 3.1's scaling; else None."""
+    """Return the divisors of the rotary frequencies that llama.cpp needs for Llama 3.1's scaling, [head_dim / 2]; None
+    for any other scaling."""
     rope = rotary_scaling(config)
     if rope.get("rope_type", "default") != "llama3":
         return None

@@ -1,4 +1,4 @@
-"""Protocol of every peer's script: one job in, one answer out. Standard library only.
+"""Implement the protocol of every peer's script: one job on stdin, one answer on stdout. Standard library only.
 
     stdin   {"peer", "format", "model", "threads", "cores", "packages", "options", "kind", "prompt" or "repetitions"}
     stdout  {"status": "ok", "versions", "load_seconds", "how", "peak_bytes", and "logits" or
@@ -27,26 +27,26 @@ PR_SET_PDEATHSIG = 1
 
 
 class Unsupported(Exception):
-    """The tool cannot do this workload or format; the message gives the reason."""
+    """The tool cannot run this workload or weight format; the message gives the reason."""
 
 
 class PeerEngine(Protocol):
-    """A tool with the model loaded.
+    """Interface of a tool with the model loaded, which each peer's script implements.
 
-    `how` states conditions of the measurements (cache format, batching). It may also have `artifacts`: content hashes
-    of the compiled code that ran."""
+    `how` describes the conditions of the measurements, such as cache format and batching. The optional `artifacts` are
+    content hashes of the compiled code that ran."""
 
     how: str
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
-        """Return the logits after the last token of `prompt`, [vocab], by method.
+        """Return logits [vocab] after the last token of `prompt`, by the name of the way in which they were computed.
 
-        `prefill` computes the whole prompt at once. `decode`, where the tool lets one choose the token, computes the
-        last token with the others cached."""
+        `prefill` computes the whole prompt at once. `decode` computes all tokens but the last, and then the last one as
+        a decode step over the cache, if the tool lets the caller choose that token."""
         ...
 
     def generate(self, requests: list[dict]) -> list[list[float]]:
-        """Generate greedily to full length. Returns for every request the times (`time.perf_counter`) of its tokens."""
+        """Generate greedily to full length. Return for each request the times of its tokens (`time.perf_counter`)."""
         ...
 
 
@@ -56,7 +56,8 @@ def serve(make: Callable[[dict], PeerEngine]) -> None:
 
 
 def answer_with(work: Callable[[dict], dict]) -> None:
-    """Answer the job on stdin with the result of `work`. Libraries may print meanwhile: stdout is protected."""
+    """Answer the job on stdin with the result of `work`. Output that libraries print meanwhile is kept out of
+    stdout."""
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # other writes to stdout, C code's too, go to stderr
@@ -79,7 +80,8 @@ def answer_with(work: Callable[[dict], dict]) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process with its parent, so that an abandoned measurement does not disturb the next (Linux only)."""
+    """End this process when its parent ends, so that an abandoned measurement does not disturb the next one (Linux
+    only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -100,10 +102,10 @@ def _run_job(make: Callable[[dict], PeerEngine], job: dict) -> dict:
 
 
 def measure_requests(engine: PeerEngine, kind: str, requests: list[dict]) -> dict:
-    """Return `tokens` and `seconds` of one repetition.
+    """Run one repetition of the requests; return its `tokens` and `seconds`.
 
-    Counts output tokens after the first (decode), prompt tokens until the first output token (prefill), or all output
-    tokens until the last (mixed)."""
+    The counted tokens are, for `decode`, output tokens after the first; for `prefill`, prompt tokens until the first
+    output token; for `mixed`, all output tokens until the last."""
     began = time.perf_counter()
     times = engine.generate(requests)
     for request, own in zip(requests, times, strict=True):
@@ -119,7 +121,8 @@ def measure_requests(engine: PeerEngine, kind: str, requests: list[dict]) -> dic
 
 
 def processor_seconds() -> tuple[float, float, float] | None:
-    """Return seconds since boot over all cores: total, active, and used by this process with its children."""
+    """Return processor seconds since boot, summed over all cores: in total, while active, and used by this process with
+    its children."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     except OSError:
@@ -131,7 +134,8 @@ def processor_seconds() -> tuple[float, float, float] | None:
 
 
 def others_cpu_share(before: tuple | None, after: tuple | None) -> float | None:
-    """Return the fraction of all cores, 0 to 1, that other processes used between the two."""
+    """Return the fraction of all cores, 0 to 1, that other processes used between two results of
+    `processor_seconds`."""
     if before is None or after is None or after[0] <= before[0]:
         return None
     others = (after[1] - before[1]) - (after[2] - before[2])
@@ -139,7 +143,7 @@ def others_cpu_share(before: tuple | None, after: tuple | None) -> float | None:
 
 
 def batch_and_length(job: dict) -> tuple[int, int]:
-    """Return the number of sequences that run at once, and the maximum tokens of one."""
+    """Return the number of sequences that run at once in a job, and the maximum number of tokens of one sequence."""
     if job["kind"] == "logits":
         return 1, len(job["prompt"]) + 2
     every = [request for requests in job["repetitions"] for request in requests]
@@ -148,7 +152,8 @@ def batch_and_length(job: dict) -> tuple[int, int]:
 
 
 def peak_bytes() -> int:
-    """Return the peak resident bytes of this process. (`ru_maxrss` alone would count those of the forking parent.)"""
+    """Return the peak resident bytes of this process: VmHWM on Linux, since `ru_maxrss` includes the parent's peak
+    before the fork."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
@@ -158,7 +163,7 @@ def peak_bytes() -> int:
 
 
 def versions(packages: list[str]) -> dict[str, str | None]:
-    """Return the version of each distribution, null where it is not installed."""
+    """Return the installed version of each distribution; None if it is not installed."""
     found: dict[str, str | None] = {"python": sys.version.split()[0]}
     for name in packages:
         try:

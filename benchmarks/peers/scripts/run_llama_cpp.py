@@ -1,4 +1,5 @@
-"""llama.cpp through llama-cpp-python's C functions: its own defaults, with logits and batches under our control."""
+"""Run llama.cpp as a peer, through llama-cpp-python's C functions with their defaults, so that logits and batches are
+under our control."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -51,7 +52,7 @@ class LlamaCpp:
         return {"prefill": whole, "decode": self._step([(0, len(prompt) - 1, prompt[-1:], True)])[0].tolist()}
 
     def generate(self, requests: list[dict]) -> list[list[float]]:
-        """Generate greedily. Every step has one token of each decoding sequence, then prompt tokens up to the batch
+        """Generate greedily. Each batch has one token of each decoding sequence, then prompt tokens up to the batch
         limit."""
         self._clear()
         times: list[list[float]] = [[] for _ in requests]

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI: its Generator; several requests run one after another."""
+"""Run ONNX Runtime GenAI as a peer, through its Generator; several requests run one after another."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI: LLMPipeline for one request, ContinuousBatchingPipeline for several.
+"""Run OpenVINO GenAI as a peer: LLMPipeline for one request, ContinuousBatchingPipeline for several.
 
-The pipelines return no logits: those come from the same IR, compiled with the same properties, through OpenVINO."""
+The pipelines return no logits, so these come from the same IR, compiled with the same properties by OpenVINO."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""llama.cpp's log-probability of each token of a text, by the package xllamacpp: {model, ids, threads} in, list out."""
+"""Compute llama.cpp's log-probability of each token of a text with the package xllamacpp: reads {model, ids, threads},
+prints a list."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -10,7 +11,7 @@ FORCED = 1000.0  # a bias; log-probabilities are of the logits before it
 
 
 def log_probabilities(model: str, ids: list[int], threads: int) -> list[float]:
-    """Return the log-probability of every token but the first. Each is a request of its own, on the same slot."""
+    """Return the log-probability of every token but the first. Each comes from a separate request on the same slot."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

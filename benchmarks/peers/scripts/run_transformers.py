@@ -1,4 +1,5 @@
-"""transformers: `cache` dynamic (its default) or static with a compiled step; `backend` of torch.compile."""
+"""Run transformers as a peer: option `cache` is dynamic (its default) or static with a compiled step, `backend` that of
+torch.compile."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

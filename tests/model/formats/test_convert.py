@@ -63,14 +63,14 @@ def test_a_converted_model_is_the_one_that_settings_make(
 def test_the_demo_keeps_its_tokenizer_and_its_logits(tmp_path: Path) -> None:
     """Untied or tied: a tied head stays dense in files."""
     source = BUNDLED_MODELS["demo"]
-    cli("convert demo --weights int4 --group 32", tmp_path / "q")
+    cli("model convert demo --weights int4 --group 32", tmp_path / "q")
     own = {"weights": "int4", "weight_group": 32, "head_weights": "dense"}
     asked, found = model_of(source, **own), model_of(tmp_path / "q")
     assert found.format == INT4
     assert torch.equal(asked.logits(range(40)), found.logits(range(40)))
     names = {file.name for file in source.iterdir() if not file.name.endswith(".safetensors")}
     assert names <= {file.name for file in (tmp_path / "q").iterdir()}
-    refused("convert demo", tmp_path / "q")  # it is there
+    refused("model convert demo", tmp_path / "q")  # it is there
 
 
 @settings(max_examples=tries(25))
@@ -109,7 +109,7 @@ def test_codes_of_other_formats_are_kept(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("demo --weights int3", "unknown weight format"),
-        ("demo --weights int4 --head-weights int8", "the head is dense or as they are"),
+        ("demo --weights int4 --head-weights int8", "make the head dense, or like blocks"),
         ("demo --weights int4 --group 48", "do not divide"),
         ("shape:tiny", "has no weights to convert"),
         ("demo --to onnx", "must be one of compressed-tensors"),
@@ -117,7 +117,7 @@ def test_codes_of_other_formats_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_written_is_refused(tmp_path: Path, words: str, said: str) -> None:
-    assert said in refused(f"convert {words}", tmp_path / "q")
+    assert said in refused(f"model convert {words}", tmp_path / "q")
     assert not (tmp_path / "q").exists()
 
 

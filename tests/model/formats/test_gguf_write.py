@@ -96,7 +96,7 @@ def test_float32_of_a_folder_is_the_same_model(tmp_path: Path, family: str) -> N
 def test_the_command_writes_each_type(tmp_path: Path, kind: str) -> None:
     random_checkpoint("llama", WIDE).save_pretrained(tmp_path / "hf")
     target = tmp_path / "a.gguf"
-    found = answer(f"convert --to gguf --weights {kind}", tmp_path / "hf", target)
+    found = answer(f"model convert --to gguf --weights {kind}", tmp_path / "hf", target)
     assert found["weights"] == kind.upper() and found["bytes"] == target.stat().st_size
     whole = {each.name: each for each in gguf.GGUFReader(target).tensors}
     assert whole["blk.0.ffn_up.weight"].tensor_type.name == kind.upper()

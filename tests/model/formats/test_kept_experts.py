@@ -147,8 +147,8 @@ def test_float16_experts_are_cast_with_a_line(tmp_path: Path) -> None:
     writing = pytest.importorskip("tests.model.formats.gguf_of_transformers", reason="gguf is not installed")
     theirs, own = random_checkpoint("mixtral", MIXTRAL), {"ffn_down": "F16"}
     path = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", "Q8_0", own=own)
-    cost = "GGUF F16, F32, Q8_0, 6 of 6 float16 tensors are cast to float32, 1.6 MB for 0.8 MB in the files"
-    reason = "(blk.0.ffn_down_exps.0.weight and 5 more: no product of experts reads float16 beside another type)"
+    cost = "GGUF F16, F32, Q8_0, 6 of 6 float16 tensors are cast to float32, 1.5 MiB for 768 KiB in the files"
+    reason = "(blk.0.ffn_down_exps.0.weight and 5 more: no kernel for experts reads float16 together with another type)"
     for dtype, lines in {"float16": [], "float32": [f"{cost} {reason}"]}.items():
         assert weight_storage(EngineConfig.build(path, dtype=dtype).model)["widened"] == lines
 

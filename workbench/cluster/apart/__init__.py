@@ -1,1 +1,1 @@
-"""Compute prompts in one pool of engines and decode in another; `workbench.cluster.pools` is the way in."""
+"""Compute prompts in one pool of engines and decode in another. `workbench.cluster.pools` has the public interface."""

@@ -1,4 +1,4 @@
-"""Start a sequence on pages that another engine computed: borrowed ones of one memory, or the bytes of others."""
+"""Start a sequence on pages that another engine computed: borrowed pages of shared memory, or copied bytes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workbench.request import Sequence
 
 
 def page_contents(store: KVStore, pages: tuple[tuple[int, ...], ...], layer: int | None = None) -> Iterator[Tensor]:
-    """Yield the bytes of `pages`, layer by layer and tensor by tensor: uint8 [page, bytes], null pages left out.
+    """Yield the bytes of `pages`, layer by layer and tensor by tensor, as uint8 [page, bytes]; null pages are left out.
 
     Args:
         store: the cache.
         pages: page numbers by cache group.
-        layer: of this layer alone.
+        layer: the layer to restrict the bytes to; None for all layers.
     """
     index = [torch.tensor([page for page in each if page != NULL_PAGE], dtype=torch.long) for each in pages]
     for group, tensor in _page_tensors(store, pages, layer):
@@ -33,7 +33,7 @@ def page_contents(store: KVStore, pages: tuple[tuple[int, ...], ...], layer: int
 def _page_tensors(
     store: KVStore, pages: tuple[tuple[int, ...], ...], layer: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield each tensor of the layers with its cache group, where that has any pages."""
+    """Yield (cache group, tensor) for each tensor of the layers, skipping cache groups without pages."""
     for cache in store.layers if layer is None else (store.layers[layer],):
         for group, each in enumerate(pages):
             yield from ((group, tensor) for tensor in cache.page_tensors(group) if any(each))
@@ -41,7 +41,7 @@ def _page_tensors(
 
 @dataclass(frozen=True)
 class BorrowedPages:
-    """Pages of a memory that both engines map."""
+    """Pages in memory that both engines map."""
 
     handed: HandedPages
 
@@ -50,7 +50,7 @@ class BorrowedPages:
         cache.manager.import_pages(sequence, self.handed.num_computed_tokens, self.handed.pages)
 
     def decline(self, cache: KVCache) -> None:
-        """Let the pages go back at once."""
+        """Give the borrowed pages back, without a sequence on them."""
         borrow_pages(cache.manager, self.handed)
         for pool, pages in zip(cache.manager.pools, self.handed.pages, strict=True):
             pool.release(page for page in pages if page != NULL_PAGE)
@@ -58,13 +58,15 @@ class BorrowedPages:
 
 @dataclass(frozen=True)
 class CopiedPages:
-    """Bytes of pages, as `page_contents` gives them."""
+    """Copies of a sequence's pages, as the bytes that `page_contents` yields."""
 
     handed: HandedPages
     contents: list[Tensor]
 
     def adopt(self, cache: KVCache, sequence: Sequence) -> None:
-        """Fill pages of this engine's own with the bytes; those that the prefix cache has are shared in place of it."""
+        """Give pages of `cache` to `sequence`: pages that the prefix cache already has are shared, all others are
+        allocated and filled with the copied bytes.
+        """
         manager, sent = cache.manager, self.handed.pages
         match = manager.match_prefix(sequence)
         known = [
@@ -77,7 +79,7 @@ class CopiedPages:
         missing = [sum(map(bool, its)) - sum(map(bool, hits)) for its, hits in zip(sent, known, strict=True)]
         if manager.first_exhausted_group(missing, match) is not None:
             return
-        for pool, hits in zip(manager.pools, known, strict=True):  # first, so that they are not evicted for the others
+        for pool, hits in zip(manager.pools, known, strict=True):  # before allocation, which could evict these pages
             pool.acquire(filter(None, hits))
         pages, filled = list[list[int]](), list[tuple[Tensor, Tensor]]()
         for group, (its, hits) in enumerate(zip(sent, known, strict=True)):
@@ -88,7 +90,7 @@ class CopiedPages:
             places = [place for place, page in enumerate(targets) if page != NULL_PAGE]
             filled.append((torch.tensor(places, dtype=torch.long), torch.tensor(targets, dtype=torch.long)[places]))
         manager.import_pages(sequence, self.handed.num_computed_tokens, pages)
-        # What the prefix cache gave up for them goes to the CPU first, not with the next step.
+        # Swap pages that the prefix cache evicted for this allocation out to the CPU now, not with the next step.
         swapped, manager.transfers.swap_outs = PageTransfers(swap_outs=manager.transfers.swap_outs), []
         transfer_pages(swapped, cache.store, cache.cpu_store)
         for (group, tensor), part in zip(_page_tensors(cache.store, sent), self.contents, strict=True):
@@ -96,4 +98,4 @@ class CopiedPages:
             tensor[targets] = part[places].view(tensor.dtype).view(len(targets), *tensor.shape[1:])
 
     def decline(self, cache: KVCache) -> None:
-        """Do nothing: the bytes are no pages."""
+        """Do nothing, since copied bytes hold no pages of another engine."""

@@ -1,4 +1,4 @@
-"""Keep the channels of one process, and the requests whose pages are on their way to it."""
+"""Manage the channels of one process, and the requests that wait for pages from them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from workbench.cluster.apart.page_channel import GlooLink, PageReceiver, PageSen
 from workbench.cluster.apart.pool_messages import Adopt, ChannelAddress, ChannelBroken, Connect, Disconnect
 from workbench.kv_cache.store import KVStore
 
-STALL_SECONDS = 60.0  # without a layer, after which the pages of a transfer are computed again
+STALL_SECONDS = 60.0  # maximum time between two layers of a transfer; after it, its pages are computed again
 
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A transfer whose bytes are not all here."""
+    """A transfer with bytes still to arrive."""
 
     message: Adopt
     receiver: PageReceiver | None
@@ -25,12 +25,12 @@ class _Arriving:
 
 
 class PageChannels:
-    """The ends of channels in one process, by the channel's number.
+    """The channels of one process: its end of each, by channel number.
 
     Args:
         host: the address of this host.
         post: called in any thread with a message for the coordinator.
-        wake: called in any thread when `pop_arrived` may have more to say.
+        wake: called in any thread when `pop_arrived` may have a new transfer.
     """
 
     def __init__(self, host: str, post: Callable[[object], None], wake: Callable[[], None]):
@@ -41,11 +41,11 @@ class PageChannels:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether bytes are to arrive."""
+        """Return whether a transfer is still to arrive."""
         return bool(self._arriving)
 
     def connect(self, message: Connect) -> None:
-        """Open one end of a channel; it joins the other in a thread of its own."""
+        """Open one end of a channel, which joins the other end in its own thread."""
         link, number = GlooLink(message, self._host, self._post), message.channel
         if message.sends:
             self.senders[number] = PageSender(link, lambda error: self._post(ChannelBroken(number, error)))
@@ -53,7 +53,7 @@ class PageChannels:
             self._receivers[number] = PageReceiver(link, self._wake, lambda error: self._broke(number, error))
 
     def meet(self, message: ChannelAddress) -> None:
-        """Pass the address of a channel's other end on to this one."""
+        """Set the address at which this end of a channel reaches the other end."""
         end = self.senders.get(message.channel) or self._receivers.get(message.channel)
         if end is not None:
             end.link.meet(message.address)
@@ -66,23 +66,23 @@ class PageChannels:
             receiver.disconnect()
 
     def close(self) -> None:
-        """Leave all channels; the threads end, those of receivers once their senders have left."""
+        """Close all channels and end their threads; a receiver's thread ends after its sender has closed."""
         for sender in self.senders.values():
             sender.close()
         for receiver in self._receivers.values():
             receiver.disconnect()
 
     def expect(self, message: Adopt) -> None:
-        """Wait for the bytes of a transfer."""
+        """Note that the bytes of a transfer will arrive, and wait for them in the background."""
         assert message.channel is not None
         self._arriving.append(_Arriving(message, self._receivers.get(message.channel), time.monotonic()))
 
     def pop_arrived(self, store: KVStore) -> Iterator[tuple[Adopt, CopiedPages | None]]:
-        """Yield the transfers whose bytes are all here, and with None those whose bytes will not come."""
+        """Yield complete transfers with their pages, and failed transfers with None."""
         for each in list(self._arriving):
             found, is_lost = None, each.receiver is None
             if each.receiver is not None:
-                is_lost = each.receiver.error is not None or self._has_stalled(each)  # before the look at what is here
+                is_lost = each.receiver.error is not None or self._has_stalled(each)  # before `pop`
                 found = each.receiver.pop(each.message.key, each.message.sent_pass, each.message.handed, store)
             if found is not None or is_lost:
                 self._arriving.remove(each)
@@ -91,14 +91,14 @@ class PageChannels:
                 yield each.message, found
 
     def cancel(self, request_id: str) -> Iterator[Adopt]:
-        """Yield the transfers of a request that had not arrived; they are dropped."""
+        """Drop and yield the transfers of a request that have not arrived."""
         for each in [each for each in self._arriving if each.message.key.request_id == request_id]:
             self._arriving.remove(each)
             self.drop(each.message.key)
             yield each.message
 
     def drop(self, key: TransferKey) -> None:
-        """Forget a transfer whose pages will not be asked for."""
+        """Drop a transfer that is no longer needed."""
         for receiver in self._receivers.values():
             receiver.drop(key)
 

@@ -1,8 +1,8 @@
-"""Talk to the process of an engine without waiting for it: one thread receives, one sends, and both end with the link.
+"""Exchange messages with an engine's process without blocking: one thread receives, one sends, until the link closes.
 
 coordinator: send --> queue --> connection --> engine        connection --> received, in the coordinator's queue of jobs
 
-A process that hangs reads nothing, and may have written half a message; the coordinator goes on, and ends it.
+A hung process reads nothing and may have written half a message; the coordinator does not block, and kills it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EngineLink:
     Args:
         connection: to the process.
         received: called in a thread with each message.
-        ended: called in that thread with the reason when nothing more will come.
+        ended: called in that thread with the reason when the connection has ended.
     """
 
     def __init__(self, connection: Connection, received: Callable[[object], None], ended: Callable[[str], None]):
@@ -36,14 +36,14 @@ class EngineLink:
             thread.start()
 
     def send(self, message: object) -> None:
-        """Send a message, soon. If the process has ended, `ended` is called next."""
+        """Queue a message for sending. If the process has ended, `ended` is called."""
         self._queue.put(bytes(ForkingPickler.dumps(message)))
 
     def close(self) -> None:
-        """End both threads, whatever the process does; what it has not read is lost. It closes no connection."""
+        """End both threads without waiting for the process; unread messages are lost. The connection stays open."""
         self._queue.put(None)
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as whole:
-            whole.shutdown(socket.SHUT_RDWR)  # wakes what reads and writes; a connection that is closed does not
+            whole.shutdown(socket.SHUT_RDWR)  # wakes blocked reads and writes, which closing the connection would not
         for thread in self._threads:
             thread.join()
 
@@ -53,7 +53,7 @@ class EngineLink:
                 self._received(self._connection.recv())
         except (EOFError, OSError):
             self._ended("its process has ended")
-        except Exception as error:  # a message that cannot be read
+        except Exception as error:  # the message cannot be unpickled
             self._ended(describe_error(error))
 
     def _send(self) -> None:

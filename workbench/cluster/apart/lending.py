@@ -1,17 +1,17 @@
-"""Own the pages of one memory among several processes, each with an engine. Integers only.
+"""Divide the pages of one memory among several processes, each with an engine. Integers only.
 
     pages   | 0 null | home of process 0 ......... | home of process 1 ......... | ...
                        free, or referenced here      borrowed: referenced here, lent by process 1
 
-A process allocates from its home alone, so no step waits for another process. A page that goes over to another process
+A process allocates from its home alone, so no step waits for another process. A page that is lent to another process
 stays its home's property and has two lifetimes: the references of its home (its sequence, its prefix cache, and one for
 each loan), and those of the borrower. The borrower gives the loan back when it has no reference left; the page is free
 when its home has none left either.
 
     offered: of the transfer -> claimed: of the borrower -> returned to its home -> free (both let go)
 
-`SharedPagePool` is what one process knows. `PageLedger` is what the coordinator knows, and what is left of a process
-that died: the loans that it held go back, and those that it gave stay with their borrowers.
+`SharedPagePool` is the view of one process. `PageLedger` is the view of the coordinator, and outlives a process that
+died: loans held by that process go back, and loans given by it stay with their borrowers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Pages = Sequence[Sequence[int]]  # by cache group
 
 
 class SharedPagePool(PagePool):
-    """One process's part of a cache group's pages: its home, and what it borrowed.
+    """One process's part of a cache group's pages: its home pages, and the pages that it borrowed.
 
-    `num_pages`, `num_free` and `num_available` are of its home. Lent pages have a reference for each loan. Borrowed
-    pages that only the prefix cache holds are in `idle`: they do not become free here, they go back.
+    `num_pages`, `num_free` and `num_available` count home pages. Lent pages have a reference for each loan. Borrowed
+    pages that only the prefix cache holds are in `idle`: they do not become free here, but are given back.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class SharedPagePool(PagePool):
         """Create the pool of a process.
 
         Args:
-            total: pages of all processes, besides the null page.
+            total: number of pages of all processes, without the null page.
             page_size: tokens per page.
             home: pages of this process, within 1..total.
-            lent: number of loans by page, of a predecessor that died: they come back here.
+            lent: number of loans by page, given by a predecessor that died; they are returned here.
         """
         if not len(home) or home.start < 1 or home.stop > total + 1 or home.step != 1:
             raise ValueError(f"home {home} is not within pages 1..{total}")
@@ -61,8 +61,8 @@ class SharedPagePool(PagePool):
         self._holders, self._kept = [0] * (total + 1), bytearray(total + 1)
         for page, loans in self._lent.items():
             self._holders[page] = loans
-        self._borrowed: dict[int, bool] = {}  # whether its home may read it too, so that it must not be written
-        self.idle: OrderedDict[int, None] = OrderedDict()  # borrowed, held by the prefix cache alone
+        self._borrowed: dict[int, bool] = {}  # page -> whether its home may read it too: then it is read-only
+        self.idle: OrderedDict[int, None] = OrderedDict()  # borrowed pages that only the prefix cache holds
         self._returned: Counter[int] = Counter()  # loans to give back
 
     @property
@@ -75,7 +75,9 @@ class SharedPagePool(PagePool):
         return len(self._borrowed)
 
     def ref_count(self, page: int) -> int:
-        """Return the number of references, in which those of a borrowed page's home count as one."""
+        """Return the number of references to `page`, loans included; for a borrowed page, all references of its owner
+        count as one.
+        """
         return self._holders[page] + self._borrowed.get(page, False)
 
     def is_idle(self, page: int) -> bool:
@@ -87,8 +89,10 @@ class SharedPagePool(PagePool):
             self.idle.pop(page, None)
 
     def release(self, pages: Iterable[int]) -> list[int]:
-        """Drop one reference from each of `pages`; return those that have no reader left: home pages that became
-        free, and borrowed ones, which go back, unless their home reads them too."""
+        """Drop one reference from each of `pages`. A home page without references becomes free; a borrowed page is
+        given back to its owner. Return the pages that became free or were given back, except pages that their owner
+        still reads.
+        """
         freed = []
         for page in pages:
             if page in self.home:
@@ -108,11 +112,11 @@ class SharedPagePool(PagePool):
         return super().unmark_cached(page)
 
     def lend(self, pages: Iterable[int]) -> list[bool]:
-        """Add a loan to each of `pages`, which a sequence of this process holds; return for each whether anything but
-        that sequence holds it too.
+        """Add a loan to each of `pages`, which a sequence of this process holds; return for each page whether it has
+        holders besides that sequence.
 
         Raises:
-            ValueError: for a borrowed page: its home lends it.
+            ValueError: for a borrowed page: only its home may lend it.
         """
         shared = []
         for page in pages:
@@ -124,7 +128,7 @@ class SharedPagePool(PagePool):
         return shared
 
     def take_back(self, pages: Iterable[int]) -> list[int]:
-        """End one loan of each of `pages`; return those that became free."""
+        """End one loan of each of `pages`; return the pages that became free."""
         freed = []
         for page in pages:
             if not self._lent[page]:
@@ -136,12 +140,12 @@ class SharedPagePool(PagePool):
         return freed
 
     def borrow(self, pages: Iterable[int], shared: Iterable[bool]) -> None:
-        """Take loans of other processes' pages, one reference each. A page that was borrowed already keeps its loan,
-        and the new one goes back.
+        """Borrow pages of other processes, one reference each. A page already borrowed keeps its loan, and the new
+        loan is given back.
 
         Args:
             pages: the pages.
-            shared: for each, whether it must not be written: its home, or another process, reads it too.
+            shared: for each page, whether it is read-only because its home or another process reads it too.
         """
         for page, of_others in zip(pages, shared, strict=True):
             if not 1 <= page < len(self._holders) or page in self.home:
@@ -154,7 +158,7 @@ class SharedPagePool(PagePool):
                 self._holders[page], self._borrowed[page] = 1, of_others
 
     def pop_returned(self) -> list[int]:
-        """Return the pages whose loans end, each as often as loans do."""
+        """Return the pages to give back; a page occurs once for each loan that ends."""
         returned, self._returned = list(self._returned.elements()), Counter()
         return returned
 
@@ -164,9 +168,10 @@ class SharedPagePool(PagePool):
 
 
 class HandedPages(NamedTuple):
-    """The pages with which another process goes on, in the layout of `Sequence.pages`: those that the next query reads.
+    """The pages on which another process continues a sequence: all pages that its next query reads, in the layout of
+    `Sequence.pages`.
 
-    `shared`: for each page, whether it must not be written (see `SharedPagePool.borrow`).
+    `shared`: for each page, whether it is read-only (see `SharedPagePool.borrow`).
     """
 
     num_computed_tokens: int
@@ -175,16 +180,16 @@ class HandedPages(NamedTuple):
 
 
 def shared_pools(manager: KVCacheManager) -> list[SharedPagePool]:
-    """Return the pools of a process whose pages others map too; none where they are its own."""
+    """Return a manager's pools of shared pages; an empty list if no other process maps its pages."""
     return [pool for pool in manager.pools if isinstance(pool, SharedPagePool)]
 
 
 def lend_pages(manager: KVCacheManager, sequence: TokenSequence) -> HandedPages:
-    """Lend the pages that the next query of `sequence` reads to another process, which goes on with it. Its own
-    references stay until it is freed.
+    """Lend the pages that the next query of `sequence` reads to another process, which continues it. The references
+    of `sequence` stay until it is freed.
 
     Raises:
-        ValueError: if pages are borrowed themselves, or these are no pages of a shared memory.
+        ValueError: if a page is itself borrowed, or the pages are not in shared memory.
     """
     needed, shared = manager.export_pages(sequence), []
     for pool, pages in zip(shared_pools(manager), needed, strict=True):
@@ -194,14 +199,14 @@ def lend_pages(manager: KVCacheManager, sequence: TokenSequence) -> HandedPages:
 
 
 def borrow_pages(manager: KVCacheManager, handed: HandedPages) -> None:
-    """Take a reference of each page that another process lends."""
+    """Take a reference to each page that another process lends."""
     for pool, pages, shared in zip(shared_pools(manager), handed.pages, handed.shared, strict=True):
         kept = [(page, flag) for page, flag in zip(pages, shared, strict=True) if page != NULL_PAGE]
         pool.borrow([page for page, _ in kept], [flag for _, flag in kept])
 
 
 class TransferKey(NamedTuple):
-    """The name of a transfer: a request and the number of the try. Page numbers are no name, for they come again."""
+    """Key of a transfer: request and number of the attempt. Page numbers are no key, because pages are reused."""
 
     request_id: str
     attempt: int
@@ -214,7 +219,7 @@ class LentPage(NamedTuple):
 
 @dataclass
 class Offer:
-    """Loans of one transfer, which no process holds yet."""
+    """The loans of one transfer that no process has claimed yet."""
 
     home: int
     pages: tuple[tuple[int, ...], ...]  # by cache group
@@ -222,10 +227,10 @@ class Offer:
 
 @dataclass
 class PageLedger:
-    """The loans of all pages of a memory, by who holds them: a transfer or a process.
+    """The loans of all pages of a memory, by holder: a transfer or a process.
 
     Args:
-        homes: by process, its range of pages in each cache group.
+        homes: for each process, its range of pages in each cache group.
     """
 
     homes: Sequence[Sequence[range]]
@@ -233,14 +238,14 @@ class PageLedger:
     loans: dict[int, Counter[LentPage]] = field(default_factory=dict)  # by borrower
 
     def home_of(self, group: int, page: int) -> int:
-        """Return the process whose home `page` is in."""
+        """Return the process that owns `page`."""
         return next(process for process, ranges in enumerate(self.homes) if page in ranges[group])
 
     def offer(self, key: TransferKey, home: int, pages: Pages) -> None:
-        """Record what `home` lends to the transfer `key`; null pages are left out.
+        """Record the pages that `home` lends to the transfer `key`; null pages are left out.
 
         Raises:
-            ValueError: for a transfer that exists, and for pages of another home.
+            ValueError: if the transfer exists already, or a page has another home.
         """
         if key in self.offers:
             raise ValueError(f"transfer {key} is under way")
@@ -251,40 +256,43 @@ class PageLedger:
         self.offers[key] = Offer(home, own)
 
     def claim(self, key: TransferKey, borrower: int) -> None:
-        """Give the loans of a transfer to `borrower`. It is called before the borrower hears of it, so that its death
-        before that, and after, are one case."""
+        """Give the loans of a transfer to `borrower`. Call it before `borrower` is notified: its death is then handled
+        in the same way before and after the notice.
+        """
         offer = self.offers.pop(key)
         held = self.loans.setdefault(borrower, Counter())
         for group, pages in enumerate(offer.pages):
             held.update(LentPage(group, page) for page in pages)
 
     def withdraw(self, key: TransferKey) -> dict[int, list[list[int]]]:
-        """End a transfer that was not claimed; return the pages that go back, by home and cache group."""
+        """End an unclaimed transfer; return the pages to give back, by home and cache group."""
         offer = self.offers.pop(key, None)
         if offer is None:
             return {}
         return {offer.home: [list(pages) for pages in offer.pages]}
 
     def give_back(self, borrower: int, pages: Pages) -> dict[int, list[list[int]]]:
-        """End loans of `borrower`; return them by home and cache group.
+        """End loans of `borrower`; return their pages by home and cache group.
 
         Raises:
-            ValueError: for a page that it has not borrowed, as often as named; nothing is changed then.
+            ValueError: for a page listed more often than it is borrowed; the ledger is then unchanged.
         """
         held = self.loans.get(borrower, Counter())
         named = Counter(LentPage(group, page) for group, each in enumerate(pages) for page in each)
         if wrong := named - held:
-            raise ValueError(f"process {borrower} gives back what it has not borrowed: {sorted(wrong)}")
+            raise ValueError(f"process {borrower} gives back pages that it has not borrowed: {sorted(wrong)}")
         held -= named
         self.loans[borrower] = +held
         return self._by_home(named)
 
     def died(self, process: int) -> dict[int, list[list[int]]]:
-        """End the loans that a process held; return them by home and cache group. Those that it gave stay."""
+        """End the loans that `process` held; return their pages by home and cache group. Loans that it gave stay."""
         return self._by_home(self.loans.pop(process, Counter()))
 
     def lent_by(self, home: int) -> tuple[dict[int, int], ...]:
-        """Return all loans of a home by page, for each cache group: its successor is owed them."""
+        """Return the number of loans of each page that the process `home` has given, by page for each cache group. They
+        are owed to `home`, or to the process that replaces it.
+        """
         ranges = self.homes[home]
         owed: tuple[Counter[int], ...] = tuple(Counter() for _ in ranges)
         for held in self.loans.values():
@@ -298,7 +306,7 @@ class PageLedger:
         return tuple(dict(each) for each in owed)
 
     def lent_pages(self) -> dict[tuple[int, int | None], int]:
-        """Return the number of loans by home and borrower; None: of transfers that no process has claimed."""
+        """Return the number of loans by (home, borrower); borrower None counts unclaimed transfers."""
         found: Counter[tuple[int, int | None]] = Counter()
         for borrower, held in self.loans.items():
             for (group, page), loans in held.items():
@@ -308,7 +316,7 @@ class PageLedger:
         return {pair: pages for pair, pages in sorted(found.items(), key=str) if pages}
 
     def borrowed_by(self, process: int) -> Counter[LentPage]:
-        """Return the loans that a process holds."""
+        """Return the number of loans that a process holds, by (cache group, page)."""
         return Counter(self.loans.get(process, Counter()))
 
     def _by_home(self, pages: Counter[LentPage]) -> dict[int, list[list[int]]]:

@@ -1,16 +1,16 @@
 """Send the pages of sequences between processes that share no memory, layer by layer, over gloo.
 
-A channel joins two processes, the one that prefills and the one that decodes. Each layer of a transfer is a message of
-its own: a header (transfer, pass, layer, bytes), then the bytes of its pages in every cache group. Layers are copied
-out of the pages as they are computed, and sent while later ones are. A step that failed in parts is computed once more,
-in another pass; the pass that counts goes with the handover. A channel that breaks stays broken, and what it had not
-delivered is computed again.
+A channel joins two processes, the one that prefills and the one that decodes. Each layer of a transfer is one
+message: a header (transfer, pass, layer, bytes), then the bytes of its pages in every cache group. A layer is copied
+out of its pages once computed, and sent while later layers are computed. A step that failed in parts is computed again
+in another pass; the handover names the pass that counts. A channel that breaks stays broken, and pages that it had not
+delivered are computed again.
 
-Programs that call blocks one by one from Python (eager, Inductor's blocks, panels) send so. Those that run a step as
-one compiled function (`batch_invariant`, mlir's steps of few tokens, CUDA graphs) send all layers after it.
+Backends that call blocks one by one from Python (eager, Inductor's blocks, panels) send this way. A step compiled as
+one function (`batch_invariant`, mlir's steps of few tokens, CUDA graphs) sends all layers at its end.
 
-This is the place of NIXL or NCCL between GPUs: `GlooLink` is all that names gloo. The coordinator carries the address
-of each end to the other, so there is no store to join that may have closed, and nothing is waited for without a limit.
+NIXL or NCCL between GPUs would go here: only `GlooLink` names gloo. The coordinator carries the address of each end to
+the other, so no rendezvous store can be closed too early, and every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from workbench.kv_cache.store import KVStore
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
 
-JOIN_SECONDS = 60.0  # for the other end to join
-MESSAGE_SECONDS = 60.0  # for the bytes of a layer to leave, or to arrive after their header
-IDLE_SECONDS = 10 * 365 * 24 * 3600.0  # between two transfers: any time, and gloo demands a number
+JOIN_SECONDS = 60.0  # time limit for the other end to join
+MESSAGE_SECONDS = 60.0  # time limit for sending a layer, or for receiving one after its header
+IDLE_SECONDS = 10 * 365 * 24 * 3600.0  # time limit between two transfers: in effect none, but gloo demands one
 MAX_DROPPED = 1024
 HEADER = 4  # numbers: transfer, pass, layer, bytes
 
@@ -50,17 +50,17 @@ HEADER = 4  # numbers: transfer, pass, layer, bytes
 def transfer_number(key: TransferKey) -> int:
     """Return a number for a transfer, the same in both processes."""
     digest = hashlib.sha256(f"{key.request_id}\0{key.attempt}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 1  # as int64 has it
+    return int.from_bytes(digest[:8]) >> 1  # fits int64
 
 
 class LayerSender(Protocol):
-    """Take the bytes of one layer's pages to where they are adopted."""
+    """Send the bytes of one layer's pages to the engine that adopts them."""
 
     def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None: ...
 
 
 class _Meeting(dist.Store):
-    """The store of a gloo group of two: what gloo sets goes to the other end, and what the other end sets is put.
+    """The store of a gloo group of two: values that gloo sets go to the other end, whose values are put in here.
 
     Args:
         announce: called with this end's address, in the thread that joins.
@@ -77,12 +77,12 @@ class _Meeting(dist.Store):
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let whatever waits here fail."""
+        """Make waiting calls fail."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
-    def set(self, key: str, value: bytes) -> None:  # type: ignore[override] (what follows is gloo's)
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override] (gloo's signature)
         self.put(key, bytes(value))
         self._announce(bytes(value))
 
@@ -90,13 +90,13 @@ class _Meeting(dist.Store):
         with self._changed:
             return self._values[key]
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override] (gloo's name and order)
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override] (gloo's signature)
         with self._changed:
             here = self._changed.wait_for(
                 lambda: self._ended or all(key in self._values for key in keys), timeout.total_seconds()
             )
         if not here or self._ended:
-            raise RuntimeError("the other end of the channel has not come")
+            raise RuntimeError("the process at the other end of the channel has not connected")
 
 
 class GlooLink:
@@ -105,7 +105,7 @@ class GlooLink:
     Args:
         connect: the channel.
         host: the address of this host, which the other end can reach.
-        publish: called in another thread with this end's address, for the other end's `meet`.
+        publish: called in another thread with this end's address, to pass to the other end's `meet`.
     """
 
     def __init__(self, connect: Connect, host: str, publish: Callable[[ChannelAddress], None]):
@@ -118,11 +118,11 @@ class GlooLink:
         return self._group is not None
 
     def meet(self, address: bytes) -> None:
-        """Tell the address of the other end."""
+        """Set the address of the other end."""
         self._meeting.put(f"0/{1 - self._rank}", address)
 
     def join(self) -> None:
-        """Wait for the other end and join it.
+        """Wait until the other end is there, and join the group.
 
         Raises:
             RuntimeError: if it does not come within `JOIN_SECONDS`, or `give_up` is called.
@@ -133,7 +133,7 @@ class GlooLink:
         self._group = dist.ProcessGroupGloo(self._meeting, self._rank, 2, options)
 
     def give_up(self) -> None:
-        """Let `join` fail soon, if it still waits."""
+        """Make `join` fail soon if it still waits."""
         self._meeting.end()
 
     def leave(self) -> None:
@@ -152,7 +152,7 @@ class GlooLink:
 
 
 class PageSender:
-    """The end of a channel at the process that prefills. A thread sends, so that no step waits for the network.
+    """The end of a channel at the engine that prefills. It sends in a thread, so that no step waits for the network.
 
     Args:
         link: its end of the channel.
@@ -166,11 +166,11 @@ class PageSender:
         threading.Thread(target=self._send, daemon=True).start()
 
     def send(self, key: TransferKey, number: int, layer: int, contents: list[Tensor]) -> None:
-        """Send the bytes of one layer's pages, soon.
+        """Queue the bytes of one layer's pages for sending.
 
         Args:
             key: the transfer.
-            number: its pass.
+            number: the pass of the transfer.
             layer: the layer.
             contents: `page_contents` of the layer.
         """
@@ -180,7 +180,7 @@ class PageSender:
         self._queue.put((torch.tensor([transfer_number(key), number, layer, len(whole)]), whole))
 
     def close(self) -> None:
-        """Leave the channel once all is sent; one that has not joined gives up."""
+        """Close the channel once all layers are sent, or at once if it has not joined."""
         self._queue.put(None)
         self.link.give_up()
 
@@ -193,7 +193,7 @@ class PageSender:
                 if len(whole):
                     self.link.send(whole)
             self.error = "it was closed"
-        except Exception as error:  # the other end has ended, or the network
+        except Exception as error:  # the other end or the network failed
             self.error = describe_error(error)
             self._broke(self.error)
         self.link.leave()
@@ -202,7 +202,7 @@ class PageSender:
 
 
 class PageReceiver:
-    """The end of a channel at the process that decodes.
+    """The end of a channel at the engine that decodes.
 
     Args:
         link: its end of the channel.
@@ -212,11 +212,11 @@ class PageReceiver:
 
     def __init__(self, link: GlooLink, arrived: Callable[[], None], broke: Callable[[str], None]):
         self.link, self._arrived, self._broke = link, arrived, broke
-        self.error: str | None = None  # set when nothing more will arrive
+        self.error: str | None = None  # set when the channel has ended
         self.heard_at = time.monotonic()  # when the last layer arrived
         self._lock = threading.Lock()
-        self._layers: dict[int, dict[tuple[int, int], Tensor]] = {}  # by transfer; by pass and layer
-        self._dropped: deque[int] = deque(maxlen=MAX_DROPPED)  # whose layers may still arrive
+        self._layers: dict[int, dict[tuple[int, int], Tensor]] = {}  # by transfer, then by (pass, layer)
+        self._dropped: deque[int] = deque(maxlen=MAX_DROPPED)  # transfers with layers that may still arrive
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
@@ -240,13 +240,13 @@ class PageReceiver:
         self.link.leave()
 
     def disconnect(self) -> None:
-        """Note that the process at the other end has ended. What it had sent still arrives, if it had joined."""
+        """Record that the process at the other end has ended. Layers sent before still arrive if it had joined."""
         if not self.link.is_joined:
-            self.error = "the other end has ended"
+            self.error = "the process at the other end has ended"
             self.link.give_up()
 
     def pop(self, key: TransferKey, number: int, handed: HandedPages, store: KVStore) -> CopiedPages | None:
-        """Return the pages of a transfer once all layers of its last pass are here; None before."""
+        """Return the pages of a transfer, or None until all layers of its pass `number` have arrived."""
         with self._lock:
             layers = self._layers.get(transfer_number(key), {})
             if not all((number, layer) in layers for layer in range(len(store.layers))):
@@ -264,24 +264,24 @@ class PageReceiver:
         return CopiedPages(handed, contents)
 
     def drop(self, key: TransferKey) -> None:
-        """Forget a transfer whose pages will not be asked for."""
+        """Drop a transfer that is no longer needed."""
         with self._lock:
             self._layers.pop(transfer_number(key), None)
             self._dropped.append(transfer_number(key))
 
 
 class LayerSending:
-    """A hook of a `StepRunner`: sends the layers of the prompts that a step completes.
+    """A hook of `StepRunner` that sends the layers of prompts completed by a step.
 
     Args:
         runner: the runner of these steps.
-        target: returns the transfer and the channel of a sequence that is to be sent; None for another.
+        target: returns the transfer and channel of a sequence to be sent, or None for a sequence that stays.
     """
 
     def __init__(self, runner: Runner, target: Callable[[Sequence], tuple[TransferKey, LayerSender] | None]):
         self.runner, self.target = runner, target
         self._passes = 0
-        self._sent: dict[TransferKey, tuple[int, HandedPages]] = {}  # by the last pass
+        self._sent: dict[TransferKey, tuple[int, HandedPages]] = {}  # transfer -> (last pass, pages)
 
     def __call__(self, forward: Forward, plan: StepPlan) -> Tensor:
         self._passes += 1
@@ -298,7 +298,7 @@ class LayerSending:
             for key, sender, handed in sent:
                 sender.send(key, self._passes, layer, list(page_contents(store, handed.pages, layer)))
 
-        if sent and not plan.decode_only:  # a graph of decodes is to see no hook
+        if sent and not plan.decode_only:  # a decode-only step may be a CUDA graph, without hooks
             store.on_layer = send
         try:
             logits = forward(plan)
@@ -311,14 +311,14 @@ class LayerSending:
         return logits
 
     def has_sent(self, sequence: Sequence, key: TransferKey) -> bool:
-        """Return whether what was sent is all that the sequence has computed."""
+        """Return whether all computed pages of the sequence were sent."""
         return key in self._sent and self._sent[key][1].num_computed_tokens == sequence.num_computed_tokens
 
     def hand_over(self, sequence: Sequence, key: TransferKey, channel: int) -> OfferPages:
-        """End a sequence whose layers were sent over `channel` as `moved`."""
+        """End a sequence as `moved`, after its layers were sent over `channel`."""
         number, handed = self._sent.pop(key)
         return OfferPages(key, end_as_moved(self.runner, sequence), handed, channel, number)
 
     def forget(self, key: TransferKey) -> None:
-        """Forget a transfer whose request ended with its first token."""
+        """Drop a transfer because its request ended with its first token."""
         self._sent.pop(key, None)

@@ -1,4 +1,4 @@
-"""Describe the pages of a cache, so that two engines can compare theirs before they hand pages over."""
+"""Describe the layout of cache pages, so that two engines can compare layouts before they hand pages over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST_TOKENS = 64
 
 
 class PageTensor(NamedTuple):
-    """One tensor of a cache group: the shape of a page and its type."""
+    """One tensor of a cache group: the shape and dtype of a page."""
 
     group: int
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class PageTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class PageLayout:
-    """The contents of a cache's pages, byte by byte. Two engines hand pages over if theirs are equal."""
+    """The byte layout of a cache's pages. Two engines may hand pages over if their layouts are equal."""
 
     model: str  # a digest of its architecture and of some weights
     page_size: int
@@ -44,7 +44,7 @@ class PageLayout:
 
     @classmethod
     def describe(cls, store: KVStore, model: str) -> PageLayout:
-        """Describe `store`, whose tensors may be on the meta device."""
+        """Return the page layout of `store`, whose tensors may be on the meta device."""
         tensors = []
         for layer in store.layers:
             for group in range(len(store.groups)):
@@ -55,16 +55,18 @@ class PageLayout:
         return cls(model, store.page_size, tuple(map(str, store.groups)), tuple(tensors))
 
     def memory_bytes(self, totals: tuple[int, ...]) -> int:
-        """Return the bytes of a memory of so many pages, by cache group, as `shared_bytes` of their store."""
+        """Return the size in bytes of a memory with `totals` pages, given by cache group; it equals the `shared_bytes`
+        of its store.
+        """
         return max(sum(aligned(each.page_bytes * (totals[each.group] + 1)) for each in self.tensors), ALIGNMENT)
 
     def bytes_of(self, pages: tuple[tuple[int, ...], ...]) -> int:
-        """Return the bytes of these pages, by cache group, in all layers; null pages have none."""
+        """Return the size in bytes of `pages`, given by cache group, over all layers; null pages count as 0."""
         counts = [sum(page != NULL_PAGE for page in each) for each in pages]
         return sum(each.page_bytes * counts[each.group] for each in self.tensors)
 
     def differences(self, other: PageLayout) -> list[str]:
-        """Return what differs, one line each: empty where pages may be handed over."""
+        """Return one line for each difference from another layout; if there is none, engines may hand pages over."""
         found = []
         if self.model != other.model:
             found.append("the models or their weights differ")
@@ -79,11 +81,11 @@ class PageLayout:
         for number, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine != theirs:
                 found.append(f"tensor {number}: pages {_words(mine)} and {_words(theirs)}")
-                break  # one format differs in all its layers
+                break  # a different format differs in every layer: report it once
         return found
 
     def check_equal(self, other: PageLayout, mine: str = "one engine", theirs: str = "the other") -> None:
-        """Refuse to hand over pages of another layout (WorkbenchError, with what differs)."""
+        """Raise WorkbenchError, with the differences, unless the layouts are equal."""
         if found := self.differences(other):
             raise WorkbenchError(
                 f"pages of {mine} are no pages of {theirs}: {'; '.join(found)}; give both the same model and cache"
@@ -95,30 +97,30 @@ def _words(tensor: PageTensor) -> str:
 
 
 def why_not_shareable(model: Transformer, config: EngineConfig) -> str | None:
-    """Return why sequences of a cache cannot go over to another engine; None where they can."""
+    """Return why sequences cannot be handed over to another engine; None if they can."""
     if config.cache.evict is not None:
-        return "with cache.evict: which tokens remain is known to the engine that chose them; leave out cache.evict"
+        return "with cache.evict: only the engine that evicts tokens knows the rest; leave out cache.evict"
     if any(shape.codec is not None and shape.codec.needs_calibration for shape in model.cache_shapes(config.cache)):
-        message = "each engine would calibrate for itself, and none says how to the other; leave out cache.codec"
+        message = "each engine would calibrate a codec of its own; leave out cache.codec"
         return f"with a codec that is calibrated: {message}"
     if isinstance(model, TensorParallelTransformer):
-        return "with parallel.tensor: its pages lie with its ranks; leave out parallel.tensor"
+        return "with parallel.tensor: each rank holds pages of its own; leave out parallel.tensor"
     if model.device.type != "cpu":
-        message = "NIXL, NCCL or CUDA IPC would carry a GPU's pages, and is not built; set model.device: cpu"
+        message = "a transport of GPU pages (NIXL, NCCL, CUDA IPC) is not implemented; set model.device: cpu"
         return f"on {model.device}: {message}"
     return None
 
 
 def describe_layout(model: Transformer, config: EngineConfig) -> PageLayout:
-    """Describe the pages of `config`'s cache for `model`, to be compared with another engine's."""
+    """Return the layout of the cache pages of `config` for `model`, to be compared with another engine's layout."""
     if why := why_not_shareable(model, config):
-        raise WorkbenchError(f"prefill and decode apart {why}")
+        raise WorkbenchError(f"separate pools of prefill and decode {why}")
     store = build_store(model, config, (1,) * len(cache_num_pages(model, config)), "meta")
     return PageLayout.describe(store, _model_digest(model))
 
 
 def _model_digest(model: Transformer) -> str:
-    """Return a digest of the architecture, and of the embeddings of some tokens, which another checkpoint changes."""
+    """Return a digest of the architecture and of some token embeddings, which differ between checkpoints."""
     ids = torch.arange(min(DIGEST_TOKENS, model.spec.vocab_size), device=model.device)
     with torch.inference_mode():
         rows = model.embed(ids, torch.arange(len(ids), device=model.device)).float().cpu()

@@ -1,9 +1,9 @@
-"""Run one engine of a pool in a process of its own: take requests, step, hand sequences over, and give pages back.
+"""Run one engine of a pool in its own process: take requests, step, hand sequences over, and give pages back.
 
     coordinator: Run --> inbox --pages suffice--> runner --first token--> OfferPages
                  Adopt -----------------------------> runner --tokens--> StepReport
 
-The process ends with its connection: no coordinator, no engine.
+The process ends when its connection to the coordinator closes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from workbench.cluster.apart.pool_messages import (
     TakeBack,
 )
 from workbench.cluster.apart.shared_memory import SharedMemory, SharedPages
-from workbench.cluster.replica import PageCounts
+from workbench.cluster.replica import PageCounts, fingerprint_of, for_clients, tokens_in_cache
 from workbench.engine.cache import Adoption, cache_num_pages
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
@@ -69,18 +69,18 @@ from workbench.kv_cache.pages import NULL_PAGE
 from workbench.request import FinishReason, Request, Sequence
 from workbench.trace.events import Event, Finished, Stepped
 
-MAX_IDLE_SECONDS = 0.05  # between looks at bytes that are to arrive
+MAX_IDLE_SECONDS = 0.05  # polling interval for arriving pages
 
 
 @dataclass(frozen=True)
 class _FromChannel:
-    """A message of a channel's thread to the coordinator, in the inbox: one thread alone writes to the connection."""
+    """A channel thread's message to the coordinator; it takes the inbox, since only one thread may send."""
 
     message: object
 
 
 class PoolEngine:
-    """The engine of one process.
+    """One engine of a pool, in a process of its own.
 
     Args:
         connection: to the coordinator.
@@ -92,14 +92,14 @@ class PoolEngine:
     def __init__(self, connection: Connection, start: Start, load: Callable[[EngineConfig], LoadedModel], host: str):
         self.connection = connection
         torch.set_num_threads(start.threads)
-        self.config = start.config
+        self.config, self.transfer = start.config, start.transfer
         self.loaded = load(start.config)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.queue: deque[Event] = deque()
-        self.waiting: deque[Run] = deque()  # for pages
+        self.waiting: deque[Run] = deque()  # requests that wait for pages
         self.attempts: dict[str, int] = {}
-        self.left: dict[str, int] = {}  # ends to come, by request
-        self.moving: dict[str, int | None] = {}  # requests to hand over, and the channel of their bytes
+        self.left: dict[str, int] = {}  # request -> Finished events still to come
+        self.moving: dict[str, int | None] = {}  # request to hand over -> channel for its pages
         self.channels = PageChannels(host, self._send_soon, lambda: self.inbox.put(None))
         self.steps: list[Event] = []
         self.adopted: list[TransferKey] = []
@@ -112,13 +112,17 @@ class PoolEngine:
         self.inbox.put(_FromChannel(message))
 
     def describe(self) -> Described:
-        """Return what the other engines are to have alike, and the pages that this one wants."""
+        """Return the layout of the cache's pages and the number of pages requested. Engines that hand pages over must
+        have equal layouts.
+        """
         model = self.loaded.transformer
-        layout = describe_layout(model, self.config)
+        layout = None if self.transfer is None else describe_layout(model, self.config)
         return Described(layout, cache_num_pages(model, self.config), time.perf_counter())
 
     def begin(self, begin: Begin) -> None:
-        """Build the runner. A successor zeroes what its predecessor may have left half written."""
+        """Build the runner. An engine that replaces a dead one zeroes pages that the dead one may have left half
+        written.
+        """
         shared = None
         if begin.memory is not None:
             memory = SharedMemory.open(begin.memory)
@@ -132,7 +136,7 @@ class PoolEngine:
         )
         if shared is not None:
             shared.memory.close()
-        else:  # bytes may be asked for
+        if self.transfer == "gloo":
             self.sending = LayerSending(self.runner, self._target)
             self.runner.core.executor.hooks.append(self.sending)
         if begin.is_successor and shared is not None:
@@ -140,7 +144,7 @@ class PoolEngine:
                 self.runner.store.zero_pages(group, (page for page in home if page not in lent))
 
     def _listen(self, event: Event) -> None:
-        if isinstance(event, Stepped):  # others come with their requests
+        if isinstance(event, Stepped):  # other events come with their requests
             self.steps.append(event)
 
     def serve(self) -> None:
@@ -164,7 +168,7 @@ class PoolEngine:
                 limit = MAX_IDLE_SECONDS if self.channels.is_waiting or self.waiting else None
                 message = self.inbox.get(block=wait, timeout=limit if wait else None)
             except queue.Empty:
-                self.asked_for_pages &= not wait  # ask again: what is lent may be idle now
+                self.asked_for_pages &= not wait  # ask again: lent pages may be idle now
                 return True
             if isinstance(message, Stop):
                 return False
@@ -209,7 +213,7 @@ class PoolEngine:
         self.runner.cancel(request_id)
 
     def _end_cancelled(self, request: Request, attempt: int) -> None:
-        """End a request that its runner does not have yet."""
+        """End a request that was not yet submitted to the runner."""
         name, asked = request.request_id, request.sampling
         self.attempts[name], self.left[name] = attempt, asked.num_sequences
         for sample in range(asked.num_sequences):
@@ -219,7 +223,7 @@ class PoolEngine:
             ))  # fmt: skip
 
     def _start_waiting(self) -> None:
-        """Submit requests in order while this process's own pages surely suffice for all: no prompt is preempted."""
+        """Submit waiting requests in order while home pages suffice for all of them: no prompt is preempted."""
         while self.waiting and self._has_pages(self.waiting[0]):
             run = self.waiting.popleft()
             name = run.request.request_id
@@ -229,11 +233,11 @@ class PoolEngine:
             self.left[name] = self.runner.submit(run.request, self.queue)
 
     def _has_pages(self, run: Run) -> bool:
-        """Return whether the home pages that are left suffice for `run` and all that others may still take. A request
-        that never fits is let through, to be refused."""
+        """Return whether the remaining home pages suffice for `run` and the maximum need of running requests. A request
+        that can never fit passes, and is refused later."""
         pools, manager, request = self.runner.scheduler.pools, self.runner.kv_cache.manager, run.request
-        if self.sending is not None:
-            return True  # nothing is lent, and the scheduler waits and preempts as ever
+        if self.transfer != "shared":
+            return True  # no pages are lent: the scheduler waits and preempts as usual
         known = len(request.prompt_ids) + len(request.generated_ids)
         most = known + 1 if run.hands_over else len(request.prompt_ids) + request.sampling.max_output_tokens
         needs = [manager.peak_pages(min(most, self._context), len(request.prompt_ids), request.sampling.num_sequences)]
@@ -262,8 +266,8 @@ class PoolEngine:
             self._go_on(message, found)
 
     def _go_on(self, message: Adopt, pages: Adoption | None) -> None:
-        """Submit a request that another engine has begun, on its pages; without them, or room for them, they are
-        computed again."""
+        """Submit a request that another engine has begun, on the pages it computed; pages that are missing or do not
+        fit are computed again."""
         name = message.key.request_id
         if pages is None:
             self.left[name] = self.runner.submit(message.request, self.queue)
@@ -272,14 +276,14 @@ class PoolEngine:
         tracker = self.runner.tracker
         sequence = tracker.sequences.get(name)
         if sequence is None:
-            has_pages = tracker.compiling.reserves(name)  # it gets them once its grammar is compiled
+            has_pages = tracker.compiling.reserves(name)  # it adopts the pages once its grammar is compiled
         else:
             has_pages = sequence.num_computed_tokens >= message.handed.num_computed_tokens
         if has_pages:
             self.adopted.append(message.key)
 
     def _target(self, sequence: Sequence) -> tuple[TransferKey, PageSender] | None:
-        """Return the transfer of a sequence that is to be sent, and its channel."""
+        """Return the transfer and channel of a sequence to be sent; None for a sequence that stays."""
         name = sequence.request_id
         if (channel := self.moving.get(name)) is None or why_not_apart(sequence.request):
             return None
@@ -304,7 +308,7 @@ class PoolEngine:
         while self.queue:
             event = self.queue.popleft()
             name = event.request_id
-            events.append((self.attempts[name], event))
+            events.append((self.attempts[name], for_clients(event)))
             if isinstance(event, Finished):
                 self._forget(name)
         events += [(0, step) for step in self.steps]
@@ -319,7 +323,7 @@ class PoolEngine:
             self.pages = pages
 
     def _forget(self, name: str) -> None:
-        """Forget a request with its last end."""
+        """Forget a request once its last sample has ended."""
         self.left[name] = self.left.get(name, 1) - 1
         if self.left[name] == 0:
             self.moving.pop(name, None)
@@ -330,8 +334,8 @@ class PoolEngine:
 
 def _called(function: bytes, runner: Runner) -> Called:
     try:
-        return Called(pickle.loads(function)(runner))
-    except Exception as error:  # of any kind: the caller sees it
+        return Called(pickle.dumps(pickle.loads(function)(runner)))
+    except Exception as error:  # any error goes to the caller, also that of a value that cannot be pickled
         return Called(error=describe_error(error))
 
 
@@ -341,16 +345,16 @@ def run_engine(
     orphaned: Callable[[PoolEngine], None] | None = None,
     host: str = "127.0.0.1",
 ) -> PoolEngine | None:
-    """Run the engine that the coordinator at the other end asks for, until it says so or ends.
+    """Run the engine that the coordinator configures, until the coordinator stops it or ends.
 
     Args:
         connection: to the coordinator.
-        load: loads the model; None: as its config says.
-        orphaned: called in another thread when the coordinator has ended; None: ends the process, in any step.
+        load: loads the model; None loads the model of the config.
+        orphaned: called in another thread when the coordinator has ended; None ends the process, even mid-step.
         host: the address of this host, which the other processes can reach.
 
     Returns:
-        the engine, if it began.
+        the engine, or None if it did not begin.
     """
     engine = None
     try:
@@ -362,10 +366,11 @@ def run_engine(
         threading.Thread(target=_receive, args=(engine, orphaned or _exit), daemon=True).start()
         begin = engine.inbox.get()
         if not isinstance(begin, Begin):
-            return engine  # the pools close
+            return engine  # the pools were closed
         engine.begin(begin)
         engine.pages = PageCounts.of_runner(engine.runner)
-        connection.send(Ready(engine.pages))
+        runner = engine.runner
+        connection.send(Ready(engine.pages, fingerprint_of(runner), tokens_in_cache(runner)))
         engine.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return engine

@@ -4,7 +4,7 @@ over a connection that ends with either process."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from workbench.cluster.apart.lending import HandedPages, TransferKey
 from workbench.cluster.apart.page_layout import PageLayout
@@ -27,7 +27,8 @@ class Start:
 
     name: str
     config: EngineConfig
-    threads: int  # of torch
+    threads: int  # torch threads
+    transfer: Transfer | None  # None: it hands nothing over
 
 
 @dataclass(frozen=True)
@@ -37,41 +38,41 @@ class Begin:
     memory: MemoryAddress | None = None
     totals: tuple[int, ...] = ()
     homes: tuple[range, ...] = ()
-    lent: tuple[dict[int, int], ...] = ()  # by a predecessor that died
+    lent: tuple[dict[int, int], ...] = ()  # loans by page, given by a predecessor that died
     is_successor: bool = False
 
 
 @dataclass(frozen=True)
 class Run:
-    """Compute a request: to its first token and hand it over, or to its end."""
+    """Compute a request to its end, or to its first token and then hand it over."""
 
     request: Request
     attempt: int
     hands_over: bool
-    channel: int | None = None  # to the process that will decode it, where bytes are sent
+    channel: int | None = None  # channel to the decode process, if pages are sent as bytes
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Go on with a request on these pages."""
+    """Continue a request on pages that another engine computed."""
 
     key: TransferKey
     request: Request
     handed: HandedPages
-    channel: int | None = None  # over which their bytes come
+    channel: int | None = None  # channel that delivers the pages' bytes
     sent_pass: int = 0
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget the bytes of a transfer: its request has ended or goes elsewhere."""
+    """Drop the bytes of a transfer: its request has ended or moved elsewhere."""
 
     key: TransferKey
 
 
 @dataclass(frozen=True)
 class TakeBack:
-    """End loans of home pages."""
+    """End loans of pages that the receiving engine owns."""
 
     pages: Pages
     tainted: bool = False
@@ -89,7 +90,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Connect:
-    """Open one end of a channel: answer with its `ChannelAddress`, and expect that of the other end."""
+    """Open one end of a channel: answer with its `ChannelAddress`, and expect the other end's address."""
 
     channel: int
     sends: bool
@@ -97,14 +98,14 @@ class Connect:
 
 @dataclass(frozen=True)
 class Disconnect:
-    """The process at the other end of a channel has ended: what it has not sent will not come."""
+    """The process at the other end of a channel has ended: unsent layers will not come."""
 
     channel: int
 
 
 @dataclass(frozen=True)
 class EngineCall:
-    """Run a function of the runner, pickled, and answer with `Called`, between two steps."""
+    """Call a pickled function with the runner between two steps, and answer with `Called`."""
 
     function: bytes
 
@@ -124,7 +125,7 @@ class Ping:
 
 @dataclass(frozen=True)
 class ChannelAddress:
-    """The place at which one end of a channel listens, as gloo writes it."""
+    """The address of one end of a channel, in gloo's format."""
 
     channel: int
     address: bytes
@@ -132,7 +133,7 @@ class ChannelAddress:
 
 @dataclass(frozen=True)
 class ChannelBroken:
-    """A channel failed while both of its processes live, as far as this one knows."""
+    """A channel failed although both of its processes seem to be alive."""
 
     channel: int
     error: str
@@ -140,58 +141,62 @@ class ChannelBroken:
 
 @dataclass(frozen=True)
 class Described:
-    """The model is loaded: what its pages hold, and how many of its own it wants, by cache group."""
+    """The model is loaded. Has the layout of the pages that the engine hands over, and the number of pages requested by
+    cache group.
+    """
 
-    layout: PageLayout
+    layout: PageLayout | None
     num_pages: tuple[int, ...]
-    time: float  # on the clock of its events
+    time: float  # on the clock of the process's events
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The runner is built, with these pages."""
+    """The runner is built. Has the counts of its pages, its fingerprint and the size of its cache."""
 
     pages: PageCounts
+    fingerprint: str
+    cache_tokens: int  # size of its cache in tokens
 
 
 @dataclass(frozen=True)
 class OfferPages:
-    """A prompt is computed: the engine that goes on with `request` gets `handed`."""
+    """A prompt is computed: offer the pages `handed` to the engine that will continue `request`."""
 
     key: TransferKey
     request: Request
     handed: HandedPages
-    channel: int | None = None  # over which their bytes go, where they do
-    sent_pass: int = 0  # of the layers that count
+    channel: int | None = None  # channel that carries the pages' bytes; None for shared memory
+    sent_pass: int = 0  # the pass that counts
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Events with their attempts, offers, transfers that arrived, and loans that end, after a step or messages."""
+    """Events with their attempts, offers, adopted transfers and returned loans, after a step or after messages."""
 
     events: list[tuple[int, Event]] = field(default_factory=list)
     offers: list[OfferPages] = field(default_factory=list)
-    adopted: list[TransferKey] = field(default_factory=list)  # whose pages are here; others are computed again
+    adopted: list[TransferKey] = field(default_factory=list)  # transfers with pages here; others are computed again
     returned: Pages = field(default_factory=list)
-    needs_pages: bool = False  # a prompt waits for home pages that are lent
-    pages: PageCounts | None = None  # after it
+    needs_pages: bool = False  # a prompt waits for lent home pages
+    pages: PageCounts | None = None  # after the step
 
 
 @dataclass(frozen=True)
 class Pong:
-    """The process goes on: no step of it hangs."""
+    """The process is alive and between two steps."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """Answer a `EngineCall`: what the function returned, or its error."""
+    """Answer an `EngineCall` with the function's pickled result or its error."""
 
-    value: Any = None
+    value: bytes = b""
     error: str = ""
 
 
 @dataclass(frozen=True)
 class EngineFailed:
-    """The process cannot go on; it ends."""
+    """The process failed and ends."""
 
     error: str

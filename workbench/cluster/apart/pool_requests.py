@@ -1,74 +1,34 @@
-"""Carry requests through two pools: to a prefill engine, over to a decode engine, and back where a process died.
+"""Move requests through two pools: to a prefill engine, then to a decode engine, and back if a process died.
 
     queued -> computed at a prefill engine -> offered -> travelling -> computed at a decode engine -> ended
        ^--------------------- its process died, or its pages cannot be had ----------------------|
 
-All of it belongs to the coordinator's thread.
+Only the coordinator's thread may call these classes.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from workbench.cluster.apart import pool_messages as message
 from workbench.cluster.apart.handover import why_not_apart
 from workbench.cluster.apart.lending import TransferKey
 from workbench.cluster.apart.pool_slots import PoolSlots, Slot
-from workbench.cluster.replica_view import prompt_of
-from workbench.engine.inputs import sample_id
-from workbench.errors import describe_error
+from workbench.cluster.fleet_request import MAX_LOSSES, FleetRequest
+from workbench.cluster.submissions import Submission, Submissions
+from workbench.engine import inputs as intake
+from workbench.engine.runner_thread import EventSink
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.request import FinishReason, Request
-from workbench.trace.events import Decoded, Event, Finished, HandedOver, Moved, Prefilled, Submitted
-
-MAX_ATTEMPTS = 5  # of a request: one that ends every process that it comes to must not end them all
-Emit = Callable[[Event], None]
-
-
-@dataclass
-class PoolRequest:
-    """A request that is being served: one sample of what was asked, or all where they share state.
-
-    `public` is the id and the number of a sample that is served alone, as its events have them.
-    """
-
-    request: Request
-    emit: Emit
-    public: tuple[str, int] | None = None
-    attempt: int = 0
-    slot: int | None = None  # where it is computed now
-    is_decoding: bool = False
-    send_to: tuple[int, int] | None = None  # where its bytes go: a place, and the process there by its number
-    generated: list[int] = field(default_factory=list)
-    submitted: set[int] = field(default_factory=set)  # samples
-    ended: set[int] = field(default_factory=set)  # samples
-    moved: list[Finished] = field(default_factory=list)  # ends in engines that it left
-    left: tuple[int, str] | None = None  # the engine whose process died under it, until it goes on at another; and why
-    is_cancelled: bool = False
-    has_events: bool = False  # of tokens, which a request computed anew would emit again
-    num_scored: int = 0  # log-probabilities of the prompt that were emitted
-    num_scored_again: int = 0  # by this attempt
-
-    def __post_init__(self) -> None:
-        self.generated = list(self.request.generated_ids)
-
-    @property
-    def names(self) -> set[str]:
-        """Return the ids of all its samples."""
-        return {sample_id(self.request.request_id, at) for at in range(self.request.sampling.num_sequences)}
-
-    @property
-    def unfinished(self) -> list[int]:
-        """Return the samples that have not ended."""
-        return [at for at in range(self.request.sampling.num_sequences) if at not in self.ended]
+from workbench.trace.events import Event, Finished, HandedOver, Moved, Submitted
 
 
 @dataclass
 class Transfer:
-    """Pages on their way: offered by the engine `home`, and sent for by `target` once there is one."""
+    """Pages in transfer: offered by the engine `home`, then requested by the engine `target` (None: not chosen yet)."""
 
     offer: message.OfferPages
     home: int
@@ -81,87 +41,72 @@ class PoolRequests:
     """The requests of two pools.
 
     Args:
-        slots: the places of the pools.
-        counts: of what happened: handed over, computed again, transfers that failed.
-        listener: receives every event that any request's own emitter does, and those of steps; it must not raise.
-        tell: receives a line about each emitter that raised, which gets no more events.
+        slots: the slots of the pools.
+        counts: counters of requests handed over and computed again, and of failed transfers.
+        report: receives a line about each listener or sink that raised; it gets no more events.
+        max_losses: maximum processes that a request may lose before it fails, since it may be the cause.
     """
 
-    def __init__(self, slots: PoolSlots, counts: Counter[str], listener: Emit | None, tell: Callable[[str], None]):
-        self.slots, self.counts, self.listener, self.tell = slots, counts, listener, tell
+    def __init__(
+        self, slots: PoolSlots, counts: Counter[str], report: Callable[[str], None], max_losses: int = MAX_LOSSES
+    ):
+        self.slots, self.counts, self.max_losses = slots, counts, max_losses
+        self.submissions = Submissions(report)
         self.transfers: dict[TransferKey, Transfer] = {}
-        self._served: dict[str, PoolRequest] = {}
-        self._taken: set[str] = set()  # ids of all samples
-        self._queued: deque[str] = deque()  # requests without a process
+        self._waiting: list[FleetRequest] = []  # without a process
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._served
+    def submit(self, sink: EventSink, requests: Iterable[FleetRequest]) -> Submission:
+        """Submit requests, whose events go to `sink`, and return the submission."""
+        submission = self.submissions.add(sink, requests)
+        self.arrive()
+        return submission
 
-    def submit(self, request: Request, emit: Emit, public: tuple[str, int] | None = None, error: str = "") -> None:
-        """Queue a request; refuse it with `error`, or if an id of its samples is taken.
-
-        `public`: the id and the number of a sample that is served alone, for its events.
-        """
-        name, served = request.request_id, PoolRequest(request, emit, public)
-        if not error and (taken := sorted(served.names & self._taken)):
-            error = f"request id {taken[0]!r} is already taken; ids must differ"
-        if error:
-            for sample in served.unfinished:
-                end = Finished(time.perf_counter(), name, sample=sample, reason=str(FinishReason.REFUSED), error=error)
-                self._emit(served, end)
-            return
-        self._served[name] = served
-        self._taken |= served.names
-        self._queued.append(name)
-        self.dispatch()
-
-    def cancel(self, request_id: str) -> None:
-        """End a request soon, with all its samples; or one sample that is served alone, by its own id."""
-        self._cancel(
-            name for name, served in self._served.items() if request_id in (name, served.public and served.public[0])
-        )
-
-    def cancel_of(self, emit: Emit) -> None:
-        """End soon the requests whose events this very object receives, and no others of the same ids."""
-        self._cancel(name for name, served in self._served.items() if served.emit is emit)
-
-    def _cancel(self, names: Iterable[str]) -> None:
-        for name in tuple(names):
-            served = self._served[name]
-            served.is_cancelled = True
-            if served.slot is not None:
-                self.slots.send(self.slots.slots[served.slot], message.Cancel(name))
-                continue
-            self._withdraw(TransferKey(name, served.attempt))
-            self._end(name, FinishReason.CANCELLED)
-
-    def dispatch(self) -> None:
-        """Give processes to requests and offers that wait for one, in order."""
+    def arrive(self) -> None:
+        """Admit the requests that are due, assign processes to waiting requests and offers, and deliver all events."""
+        now = time.perf_counter()
+        for submission, each in self.submissions.due(now):
+            if self.submissions.is_taken(each):
+                error = f"request id {each.name!r} is already taken; ids must differ"
+                ends = [each.end(sample, now, FinishReason.REFUSED, error) for sample in each.samples]
+                self.submissions.emit_all(submission, each, ends)
+            else:
+                self.submissions.enter(submission, each)
+                self._waiting.append(each)
         for key, transfer in list(self.transfers.items()):
             if transfer.target is None:
                 self._place(key)
-        for _ in range(len(self._queued)):
-            name = self._queued.popleft()
-            if not self._run(name):
-                self._queued.appendleft(name)
-                return
+        while self._waiting and self._run(self._waiting[0]):
+            pass
+        self.submissions.deliver()
 
-    def public_name(self, name: str) -> tuple[str, int]:
-        """Return the id and the number of a sample, as its events have them."""
-        served = self._served.get(name)
-        return (served and served.public) or (name, 0)
+    def cancel_id(self, request_id: str) -> None:
+        """Cancel a request with all its samples. The id of one sample cancels that sample, if it is served alone."""
+        self._cancel(
+            each for each in self.submissions.live if request_id in (each.name, each.public and each.public[0])
+        )
+
+    def cancel(self, submission: Submission) -> None:
+        """Cancel the unfinished requests of a submission, but no requests of other submissions with the same ids."""
+        submission.pending.clear()
+        self._cancel(submission.live.values())
+
+    def _cancel(self, requests: Iterable[FleetRequest]) -> None:
+        for each in tuple(requests):
+            each.is_cancelling = True
+            if each.replica:
+                self.slots.send(self.slots.slots[each.replica - 1], message.Cancel(each.name))
+                continue
+            self._withdraw(TransferKey(each.name, each.attempts))
+            self._end(each, FinishReason.CANCELLED)
 
     def report(self, slot: Slot, found: message.StepReport) -> None:
-        """Carry out what a process reports after a step."""
+        """Process the report of a slot's process after a step."""
         for key in found.adopted:
             self._has_arrived(slot, key)
         for attempt, event in found.events:
             self._event(slot, attempt, event)
         for offer in found.offers:
             self._offered(slot, offer)
-        if found.offers:
-            self.dispatch()
         if (ledger := self.slots.ledger) is not None and found.returned:
             self.slots.send_home(ledger.give_back(slot.number, found.returned))
         if found.needs_pages:
@@ -174,40 +119,38 @@ class PoolRequests:
                 self.slots.send(slot, message.Recall())
 
     def lost(self, slot: Slot, names: set[str], reason: str) -> None:
-        """Let the requests of a process that died go on elsewhere; `Moved` says so once they do."""
-        for name in [name for name in self._served if name in names]:
-            served = self._served[name]
+        """Move the requests of a dead process to other engines; each emits `Moved` once it continues."""
+        for served in [each for each in self.submissions.live if each.name in names]:
             self._drop_bytes(served)
-            self.transfers.pop(TransferKey(name, served.attempt), None)
-            served.slot, served.left = None, (slot.number + 1, f"its process ended: {reason}")
-            if served.is_cancelled:
-                self._end(name, FinishReason.CANCELLED)
-            elif served.attempt >= MAX_ATTEMPTS:
-                self._end(name, FinishReason.ERROR, f"{MAX_ATTEMPTS} attempts ended with their processes")
-            elif (served.has_events or served.ended) and (why := why_not_apart(served.request)):
-                self._end(name, FinishReason.ERROR, f"its process ended, and {why}")
-            else:
-                self._queue_again(name)
+            self.transfers.pop(TransferKey(served.name, served.attempts), None)
+            self._lose(served, f"its process ended: {reason}")
 
     def end_all(self, reason: FinishReason, error: str) -> None:
-        """End all requests: the pools close."""
-        for name in list(self._served):
-            self._end(name, reason, error)
+        """End all requests because the pools close."""
+        for submission in self.submissions:
+            submission.pending.clear()
+            submission.error = error
+        for each in self.submissions.live:
+            self._end(each, reason, error)
+        self.transfers.clear()  # no request is left that `arrive` could place
+        self.submissions.deliver()
 
-    def _run(self, name: str) -> bool:
-        """Give a request to a process, up to its first token or whole; return whether there is one."""
-        served = self._served[name]
-        prefill, decode = (self.slots.pool(role) for role in ("prefill", "decode"))
-        request = served.request
-        if served.generated:
-            request = replace(request, generated_ids=tuple(served.generated))
+    def _run(self, served: FleetRequest) -> bool:
+        """Assign the first waiting request to a process, up to its first token or whole; return False while it must
+        wait for one."""
+        attempt, name = served.attempt(), served.name
+        if attempt.lost:
+            self._end(served, FinishReason.ERROR, attempt.lost[0][1])
+            return True
+        prefill, decode = self.slots.pool("prefill"), self.slots.pool("decode")
+        (request,) = attempt.requests
         whole = bool(why_not_apart(request)) or not decode or not prefill
-        pool = (decode or prefill) if whole else prefill
+        pool = (self.slots.pool("any") or decode or prefill) if whole else prefill
         ready = [slot for slot in pool if slot.state == "ready"]
         if not ready:
-            if pool:
-                return False  # one is being started
-            self._end(name, FinishReason.ERROR, "no engine is left: their processes ended too often")
+            if pool or any(each.will_serve for each in self.slots.slots):
+                return False  # a process is being started, or will be
+            self._end(served, FinishReason.ERROR, "no engine is left: their processes ended too often")
             return True
         slot = min(ready, key=lambda each: (len(each.requests), each.number))
         channel, served.send_to = None, None
@@ -215,43 +158,43 @@ class PoolRequests:
             targets = [each for each in decode if each.state == "ready"]
             if not targets:
                 return False
-            coming = Counter(each.send_to[0] for each in self._served.values() if each.send_to and not each.is_decoding)
+            coming = Counter(each.send_to[0] for each in self.submissions.live if each.send_to and not each.is_decoding)
             target = min(targets, key=lambda each: (len(each.requests) + coming[each.number], each.number))
             served.send_to = target.number, target.restarts
             channel = self.slots.channel(slot, target)
-        served.slot, served.is_decoding = slot.number, whole
-        served.attempt += 1
-        served.num_scored_again = 0
+        served.replica, served.is_decoding = slot.number + 1, whole
+        served.attempts += 1
+        self._waiting.remove(served)
         slot.requests.add(name)
-        if served.left is not None:
-            source, why = served.left
-            now, tokens, served.left = time.perf_counter(), len(served.generated), None
-            self._emit(served, Moved(
-                now, name, replica=slot.number + 1, source=source, reason=why, generated_tokens=tokens
+        if served.moved_from:
+            now, tokens = time.perf_counter(), max(len(each.token_ids) for each in served.samples)
+            self.submissions.emit_of(served, None, Moved(
+                now, name, replica=served.replica, source=served.moved_from, reason=served.move_reason,
+                generated_tokens=tokens,
             ))  # fmt: skip
-        self.slots.send(slot, message.Run(request, served.attempt, not whole, channel))
+        self.slots.send(slot, message.Run(request, served.attempts, not whole, channel))
         return True
 
     def _offered(self, slot: Slot, offer: message.OfferPages) -> None:
-        """Receive the pages of a prompt that is computed."""
+        """Receive the offered pages of a computed prompt."""
         key = offer.key
         if self.slots.ledger is not None:
             self.slots.ledger.offer(key, slot.number, offer.handed.pages)
         pages = sum(page != NULL_PAGE for group in offer.handed.pages for page in group)
         self.transfers[key] = Transfer(offer, slot.number, time.perf_counter(), pages)
-        served = self._served.get(key.request_id)
-        if served is None or served.is_cancelled or served.attempt != key.attempt:
+        served = self.submissions.find(key.request_id)
+        if served is None or served.is_cancelling or served.attempts != key.attempt:
             self._withdraw(key)
-            if served is not None and served.is_cancelled and served.slot is None:
-                self._end(key.request_id, FinishReason.CANCELLED)
+            if served is not None and served.is_cancelling and not served.replica:
+                self._end(served, FinishReason.CANCELLED)
             return
-        served.generated = list(offer.request.generated_ids)
         self._place(key)
 
     def _place(self, key: TransferKey) -> None:
-        """Give an offer to a decode engine. It waits while one is started; if none will be, its request is queued
-        again, for the next `dispatch`."""
-        transfer, served = self.transfers[key], self._served[key.request_id]
+        """Assign an offer to a decode engine. The offer waits while an engine is starting; if none will start, its
+        request waits for a process again."""
+        transfer, served = self.transfers[key], self.submissions.find(key.request_id)
+        assert served is not None
         pool = self.slots.pool("decode")
         ready = [slot for slot in pool if slot.state == "ready"]
         if served.send_to is not None:
@@ -259,19 +202,19 @@ class PoolRequests:
         if not ready:
             if not pool:
                 self._withdraw(key)
-                self._queue_again(key.request_id)
+                self._lose(served, "no process is left to take its pages")
             return
         slot = min(ready, key=lambda each: (len(each.requests), each.number))
         if self.slots.ledger is not None:
             self.slots.ledger.claim(key, slot.number)
-        transfer.target = served.slot = slot.number
+        transfer.target, served.replica = slot.number, slot.number + 1
         served.is_decoding = True
         slot.requests.add(key.request_id)
         offer = transfer.offer
         self.slots.send(slot, message.Adopt(key, offer.request, offer.handed, offer.channel, offer.sent_pass))
 
     def _withdraw(self, key: TransferKey) -> None:
-        """End a transfer that no process has claimed."""
+        """End an unclaimed transfer."""
         if self.transfers.pop(key, None) is None:
             return
         if self.slots.ledger is not None:
@@ -283,120 +226,83 @@ class PoolRequests:
     def _has_arrived(self, slot: Slot, key: TransferKey) -> None:
         """Emit a handover: the engine at `slot` has the pages of a transfer."""
         transfer = self.transfers.pop(key, None)
-        served = self._served.get(key.request_id)
-        if transfer is None or served is None or served.attempt != key.attempt:
+        served = self.submissions.find(key.request_id)
+        if transfer is None or served is None or served.attempts != key.attempt:
             return
         self.counts["handed over"] += 1
         if transfer.offer.channel is not None:
             self.slots.has_arrived(transfer.offer.channel)
         now, pages = time.perf_counter(), transfer.offer.handed.pages
         sent = 0 if self.slots.layout is None or transfer.offer.channel is None else self.slots.layout.bytes_of(pages)
-        self._emit(
-            served,
-            HandedOver(
-                now, key.request_id, replica=slot.number + 1, source=transfer.home + 1, pages=transfer.num_pages,
-                bytes=sent, seconds=now - transfer.offered_at,
-            ),
-        )  # fmt: skip
+        self.submissions.emit_of(served, None, HandedOver(
+            now, key.request_id, replica=slot.number + 1, source=transfer.home + 1, pages=transfer.num_pages,
+            bytes=sent, seconds=now - transfer.offered_at,
+        ))  # fmt: skip
 
     def _event(self, slot: Slot, attempt: int, event: Event) -> None:
         event = replace(event, time=event.time + slot.clock_ahead, replica=slot.number + 1)
         name = event.request_id
-        if not name:  # of a step
-            if self.listener is not None:
-                self.listener(event)
+        if not name:  # a step event
+            self.submissions.emit(event)
             return
-        served = self._served.get(name)
-        if served is None or served.slot != slot.number or served.attempt != attempt:
-            return  # of an attempt that was given up
+        served = self.submissions.find(name)
+        if served is None or served.replica != slot.number + 1 or served.attempts != attempt:
+            return  # the attempt was given up
+        sample = served.samples[event.sample]
         match event:
             case Submitted():
-                if self.transfers.pop(TransferKey(name, attempt), None) is not None:  # it has begun without them
+                if self.transfers.pop(TransferKey(name, attempt), None) is not None:  # it began without the pages
                     self.counts["transfers that failed"] += 1
-                if event.sample in served.submitted:
-                    return
-                served.submitted.add(event.sample)
-            case Prefilled(logprobs=logprobs) if logprobs:
-                known = max(0, served.num_scored - served.num_scored_again)
-                served.num_scored_again += len(logprobs)
-                served.num_scored = max(served.num_scored, served.num_scored_again)
-                event = replace(event, logprobs=logprobs[known:])
-            case Decoded():
-                if why_not_apart(served.request) is None:
-                    served.generated.append(event.token_id)
-                served.has_events = True
             case Finished(reason=FinishReason.MOVED):
-                served.moved.append(event)
-                served.slot = None
+                served.replica = 0
                 slot.requests.discard(name)
-                return
             case Finished():
                 self.transfers.pop(TransferKey(name, attempt), None)
-                event = _merged(served, event, slot.config.cache.page_size)
+                if sample.moved is not None:  # the engine that it left wrote the pages of its prompt
+                    adopted = event.prompt_tokens // slot.config.cache.page_size * slot.config.cache.page_size
+                    event = replace(event, written_tokens=max(0, event.written_tokens - adopted))
                 self._drop_bytes(served)
-                if event.sample in served.ended:
-                    return
-                served.ended.add(event.sample)
-                if not served.unfinished:
-                    self._forget(name)
-                    slot.requests.discard(name)
-        self._emit(served, event)
+        new = sample.take(event)
+        if new is None:
+            return
+        self.submissions.emit_of(served, sample, new)
+        if not served.unfinished:
+            self.submissions.leave(served)
+            slot.requests.discard(name)
 
-    def _forget(self, name: str) -> PoolRequest:
-        served = self._served.pop(name)
-        self._taken -= served.names
-        return served
-
-    def _drop_bytes(self, served: PoolRequest) -> None:
-        """Let a decode engine forget layers that it was sent for nothing: no handover follows."""
+    def _drop_bytes(self, served: FleetRequest) -> None:
+        """Make the decode engine drop the layers that it received: no handover follows."""
         if served.send_to is not None and not served.is_decoding:
-            key = TransferKey(served.request.request_id, served.attempt)
+            key = TransferKey(served.name, served.attempts)
             target = self.slots.slots[served.send_to[0]]
             if target.state == "ready":
                 self.slots.send(target, message.Drop(key))
 
-    def _queue_again(self, name: str) -> None:
-        self.counts["computed again"] += 1
-        self._queued.append(name)
+    def _lose(self, served: FleetRequest, reason: str) -> None:
+        """Let a request that has lost its process or its pages wait for another process, unless it must end."""
+        served.lose(reason)
+        if served.is_cancelling:
+            self._end(served, FinishReason.CANCELLED)
+        elif why := served.why_given_up(self.max_losses):
+            self._end(served, FinishReason.ERROR, why)
+        else:
+            self.counts["computed again"] += 1
+            self._waiting.append(served)
 
-    def _end(self, name: str, reason: FinishReason, error: str = "") -> None:
-        """End the samples of a request that no process has."""
-        served = self._forget(name)
-        if name in self._queued:
-            self._queued.remove(name)
-        prompt, ids = len(prompt_of(served.request)), tuple(served.generated)
-        end = Finished(
-            time.perf_counter(), name, reason=str(reason), error=error, token_ids=ids, prompt_tokens=prompt
-        )  # fmt: skip
+    def _end(self, served: FleetRequest, reason: FinishReason, error: str = "") -> None:
+        """End the samples of a request that is at no process."""
+        if served in self._waiting:
+            self._waiting.remove(served)
         for sample in served.unfinished:
-            self._emit(served, _merged(served, replace(end, sample=sample), 0))
-
-    def _emit(self, served: PoolRequest, event: Event) -> None:
-        if served.public is not None:
-            event = replace(event, request_id=served.public[0], sample=served.public[1])
-        if self.listener is not None:
-            self.listener(event)
-        try:
-            served.emit(event)
-        except Exception as error:  # the receiver's fault: this request and the others go on
-            served.emit = lambda event: None
-            name = event.request_id
-            self.tell(f"request {name}: its receiver failed and gets no more events: {describe_error(error)}")
+            self.submissions.emit_of(served, sample, served.end(sample, time.perf_counter(), reason, error))
+        self.submissions.leave(served)
 
 
-def _merged(served: PoolRequest, end: Finished, page_size: int) -> Finished:
-    """Return the end of a request with what the engines that it left had counted."""
-    if not served.moved or served.request.sampling.num_sequences > 1:
-        return end
-    first, last = served.moved[0], served.moved[-1]
-    adopted = last.prompt_tokens // page_size * page_size if page_size else 0
-    return replace(
-        end,
-        prompt_tokens=first.prompt_tokens,
-        cached_tokens=first.cached_tokens,
-        computed_tokens=end.computed_tokens + sum(each.computed_tokens for each in served.moved),
-        written_tokens=sum(each.written_tokens for each in served.moved) + max(0, end.written_tokens - adopted),
-        shared_pages=first.shared_pages,
-        pinned=first.pinned,
-        prompt_logprobs=first.prompt_logprobs,
-    )
+def apart(request: Request, now: float) -> Iterator[FleetRequest]:
+    """Yield the requests that the pools serve in place of `request`: one for each sample, or one for all samples if
+    they share state. They arrive `request.arrival` seconds after `now`.
+    """
+    asked, arrival = request.sampling, now + intake.arrival(request)
+    is_apart = asked.num_sequences == asked.n > 1 and not asked.beams
+    for number, each in enumerate(intake.split_samples(request) if is_apart else (request,)):
+        yield FleetRequest(each, arrival, public=(request.request_id, number) if is_apart else None)

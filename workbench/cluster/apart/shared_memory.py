@@ -1,7 +1,7 @@
 """Map the pages of a cache into several processes of one host.
 
-The memory is a file without a name (`memfd_create`): others open it through the process that made it. So nothing is
-left in /dev/shm by any death, of one process or of all: the kernel frees it with its last mapping.
+The memory is an anonymous file (`memfd_create`) that others open through the process that made it. Nothing is left in
+/dev/shm when processes die: the kernel frees the memory with its last mapping.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from workbench.cluster.apart.lending import SharedPagePool
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import KVStore
 
-ALIGNMENT = 4096  # bytes: each tensor begins a memory page, and so any vector's alignment holds
+ALIGNMENT = 4096  # bytes: each tensor starts at a memory page, aligned for any vector
 
 
 class MemoryAddress(NamedTuple):
-    """The place at which another process of this host finds a memory: the file `fd` of process `pid`, which made it."""
+    """The address by which other processes of this host find a memory: file `fd` of the process `pid` that made it."""
 
     pid: int
     fd: int
@@ -33,8 +33,8 @@ class MemoryAddress(NamedTuple):
 
 
 class SharedMemory:
-    """Bytes that several processes map. The process that made it owns it: others can open it while that one lives, and
-    keep what they have opened."""
+    """Memory that several processes map. Others can open it while the process that made it lives, and keep their
+    mappings after that."""
 
     def __init__(self, fd: int, size: int):
         self.size, self._fd = size, fd
@@ -50,7 +50,7 @@ class SharedMemory:
         """Make a memory of `size` bytes, all zero.
 
         Raises:
-            WorkbenchError: where the system has no such files (it must be Linux).
+            WorkbenchError: if the system has no `memfd_create` (it must be Linux).
         """
         if not hasattr(os, "memfd_create"):
             raise WorkbenchError("shared pages: this system has no memfd_create, which Linux has; send copies instead")
@@ -58,7 +58,7 @@ class SharedMemory:
         os.ftruncate(fd, size)
         import fcntl  # other systems lack it
 
-        # What a process has mapped stays: reading beyond the end of a file that shrank would kill it.
+        # Seal the size: reading a mapping beyond the end of a file that shrank would kill the process.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return cls(fd, size)
 
@@ -86,25 +86,25 @@ class SharedMemory:
 
     @property
     def address(self) -> MemoryAddress:
-        """Return the address of a memory that this process made."""
+        """Return the address of this memory; this process must have made it."""
         return MemoryAddress(os.getpid(), self._fd, os.fstat(self._fd).st_ino, self.size)
 
     def tensor(self) -> Tensor:
-        """Return its bytes, uint8 [size], mapped as long as any view of them lives."""
+        """Return the memory as uint8 [size], mapped as long as any view of it lives."""
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Close the file; what is mapped stays mapped."""
+        """Close the file; existing mappings stay."""
         with contextlib.suppress(OSError):
             os.close(self._fd)
         self._fd = -1
 
 
 def move_into(store: KVStore, memory: SharedMemory) -> None:
-    """Make the tensors of `store` views of `memory`, one after another; what lies there stays.
+    """Make the tensors of `store` views of `memory`, one after another, without changing its bytes.
 
     Raises:
-        WorkbenchError: if the memory has another size than the store's tensors take.
+        WorkbenchError: if the size of the memory differs from that of the store's tensors.
     """
     if memory.size != (needed := shared_bytes(store)):
         raise WorkbenchError(f"shared pages: {memory.size} bytes are mapped, this cache takes {needed}")
@@ -120,7 +120,7 @@ def move_into(store: KVStore, memory: SharedMemory) -> None:
 
 
 def shared_bytes(store: KVStore) -> int:
-    """Return the bytes of a memory for the tensors of `store`, which may be on the meta device."""
+    """Return the size in bytes of a memory for the tensors of `store`, which may be on the meta device."""
     total = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -142,9 +142,9 @@ class SharedPages:
 
     Args:
         memory: the memory, mapped.
-        totals: pages of all processes by cache group, besides the null page.
-        homes: this process's own pages, by cache group.
-        lent: loans by page of a predecessor that died, by cache group.
+        totals: number of pages of all processes by cache group, without the null page.
+        homes: this process's home pages, by cache group.
+        lent: number of loans by page, given by a predecessor that died, by cache group.
     """
 
     memory: SharedMemory
@@ -155,7 +155,9 @@ class SharedPages:
     def build(
         self, build_store: Callable[[tuple[int, ...], str], KVStore]
     ) -> tuple[KVStore, tuple[SharedPagePool, ...]]:
-        """Return the store that `build_store` makes of numbers of pages and a device, in this memory, and its pools."""
+        """Return (cache store, its page pools), with all pages in this memory; `build_store` takes page counts and a
+        device.
+        """
         store = build_store(self.totals, "meta")
         move_into(store, self.memory)
         lent = self.lent or ({},) * len(self.homes)
@@ -164,13 +166,13 @@ class SharedPages:
 
 
 def assign_homes(counts: list[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[range, ...]]]:
-    """Cut the pages of a memory into homes, one after another.
+    """Divide the pages of a memory among processes: each gets consecutive pages, its home.
 
     Args:
-        counts: the pages of each process, by cache group.
+        counts: number of pages of each process, by cache group.
 
     Returns:
-        the pages of all of them by cache group, and the homes of each process by cache group.
+        the total number of pages by cache group, and the homes of each process by cache group.
     """
     begins = [1] * len(counts[0])
     homes = []

@@ -1,1 +1,1 @@
-"""Ways from a packed batch to logits, a file each."""
+"""Programs that compute logits from a packed batch, one file each."""

@@ -1,4 +1,4 @@
-"""Run decode steps on CUDA as graphs, captured once per bucket and replayed without a launch of each kernel."""
+"""Run decode steps on CUDA as graphs, captured once per bucket and replayed without separate kernel launches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CPU = torch.device("cpu")
 
 
 def capture_cuda_graph(step: StepFunction) -> StepFunction:
-    """Capture `step`; each call of the result computes it anew from the present contents of its inputs' memory."""
+    """Capture `step` as a graph; each call of the result replays it on the current contents of the inputs' memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(2):  # kernels are compiled and libraries choose their algorithms before the capture
+        for _ in range(2):  # before the capture, kernels are compiled and libraries choose algorithms
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -41,7 +41,9 @@ def capture_cuda_graph(step: StepFunction) -> StepFunction:
 
 
 class CudaGraphProgram(StepProgram):
-    """Replay decodes as CUDA graphs by rows and page table width, both rounded up."""
+    """A program that replays decodes as CUDA graphs, one for each number of rows and page table width, both rounded
+    up.
+    """
 
     kind = "decode"
     resets = every_row = True
@@ -66,7 +68,7 @@ class CudaGraphProgram(StepProgram):
         return pack_batch(plan, self.store.page_size, CPU, rows)
 
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
-        self.store.quantize_pending(batch)  # by lengths that Python knows, so that no graph has to
+        self.store.quantize_pending(batch)  # by lengths known in Python, so the graph needs no synchronization
         return self._step(_widened(batch))()
 
     def kernels(self, length: int) -> StepKernels:

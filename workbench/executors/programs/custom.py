@@ -1,4 +1,4 @@
-"""Run a program of the user's own: it is asked first, and the backend's programs compute the steps that it leaves."""
+"""Run a user-defined program for the steps that it accepts; the backend's programs compute all other steps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Result = TypeVar("Result")
 
 
 class CustomProgram(StepProgram):
-    """Compute the steps that a user's `StepProgram` accepts, and name it where it fails."""
+    """A user-defined `StepProgram`, which computes the steps that it accepts and is named in errors."""
 
     kind = "custom"
     resets = True
 
     def __init__(self, model: Transformer, store: KVStore, part: CustomPart):
-        """Build the user's program with the model, the cache and its own arguments.
+        """Build the user-defined program with the model, the cache and its arguments.
 
         Raises:
-            WorkbenchError: where it cannot be built, or extends no `StepProgram`.
+            WorkbenchError: if it cannot be built, or does not extend `StepProgram`.
         """
         super().__init__(model, store)
         self.name, self._rows = f"program {part.path}", 0
@@ -89,7 +89,7 @@ class CustomProgram(StepProgram):
 
 
 def _computed(plan: StepPlan) -> tuple[list[tuple[str, int]], list[str]]:
-    """Return the tokens that a plan computes, as (sequence, position), and the sequence of each row of logits."""
+    """Return a plan's computed tokens as (sequence, position), and the sequence of each row of logits."""
     names = [(span.sequence.request_id, span) for span in plan.spans]
     tokens = [(name, position) for name, span in names for position in range(span.start, span.end)]
     return tokens, [name for name, span in names for _ in range(span.num_logits)]

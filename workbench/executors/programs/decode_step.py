@@ -1,5 +1,6 @@
-"""Compute decodes by a compiled step of the backend mlir, and bind a model to it: shapes, weights and rotary angles as
-the step names them."""
+"""Compute decodes by a compiled step of the backend mlir: describe a model's shapes, and bind its weights and rotary
+angles by the names that the step uses.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from workbench.model.linear import Linear, RMSNorm, StackedLinear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
-POSITIONS_PER_BLOCK = 1024  # positions whose angles are computed together, always
+POSITIONS_PER_BLOCK = 1024  # number of positions with angles computed together, always
 KNOWN_MODULES = (
     "workbench.model.layers",
     "workbench.model.linear",
@@ -46,33 +47,34 @@ NOT_IN_STEP = (
     "custom attention module", "latent attention", "heads of odd width",
     "mixtures with groups, shared experts, biases or weighed inputs", "gates other than SiLU and GELU by its tanh",
     "norms only after attention and feed-forward", "parallel attention and feed-forward",
-    "settings of a model that are newer than this table", "gate and up in several formats",
+    "model settings that this table does not know", "gate and up in several formats",
 )  # fmt: skip
 AS_THEY_ARE, BETWEEN_DRAFTS = "tokens are embedded as they are", "tokens are quantized between steps"
 supports = Supports({
-    **MLIR, **dict.fromkeys(NOT_IN_STEP, "the compiled decode step has none"),
+    **MLIR, **dict.fromkeys(NOT_IN_STEP, "the compiled decode step does not support it"),
     "mixture of experts on several ranks": "the compiled step's router names experts that another rank holds",
     "norms over all heads on several ranks": "the compiled step has no sum over ranks within attention",
-    "norms of a layer's parts on several ranks": "the compiled step norms what is not summed over ranks yet",
+    "norms of a layer's parts on several ranks": "the compiled step norms a part before its sum over ranks",
     "GELU in a mixture of experts": "the compiled step's experts have SiLU",
     "logits of early layers": "the step is one kernel, which keeps the states between layers; blocks give them",
-    "rotary by a sequence's length": "its angles are a table by position",
+    "rotary by a sequence's length": "it reads angles from a table by position",
     "user-defined cache codec": "the compiled decode step cannot call it",
     "rotated heads": "the compiled decode step does not rotate heads",
 })  # fmt: skip
-supports_drafts = Supports({  # several steps in one call, which draft tokens
+supports_drafts = Supports({  # several draft steps in one call
     **supports,
-    "several ranks (tensor parallelism)": "several steps in one call have no sum over ranks between them",
+    "several ranks (tensor parallelism)": "several steps in one call do not sum over ranks between steps",
     "scaled embedding": AS_THEY_ARE,
     "quantized embedding": AS_THEY_ARE,
     **dict.fromkeys([f"{kind.upper()} keys or values" for kind in SCALED_FORMATS], BETWEEN_DRAFTS),
 })  # fmt: skip
-MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
+MIN_ROWS_PER_THREAD = 8  # below this number of rows x KV heads per thread, the context is split among threads
 
 
 class RotaryCaches:
-    """Tables of float32 angles by position of a model's rotaries, shared by its compiled programs. Computed again they
-    would take as long as a small step, and could have other bits."""
+    """The rotary angles of a model by position, in float32 tables that its compiled programs share. Recomputing them
+    would take as long as a small step and could give other bits.
+    """
 
     def __init__(self, model: Transformer):
         self._model = model
@@ -82,7 +84,9 @@ class RotaryCaches:
         self._known: dict[int, tuple[Tensor, ...]] = {}  # cos and sin [position, head_dim / 2]
 
     def fill(self, buffers: Mapping[int, Iterable[Tensor]], positions: Tensor) -> None:
-        """Write the angles of positions [token] to the first rows of the buffers (cos, sin) of each rotary."""
+        """Write the angles of `positions` [token] to the first rows of `buffers`, which has the buffers (cos, sin) of
+        each rotary.
+        """
         for rotary, pair in buffers.items():
             known = self._known.get(rotary, ())
             while not known or len(known[0]) <= int(positions.max()):
@@ -95,7 +99,7 @@ class RotaryCaches:
 
 
 class MlirStep:
-    """The compiled step of one bucket of rows of a `DecodeProgram`."""
+    """The compiled step of a `DecodeProgram` for one bucket of rows."""
 
     def __init__(self, program: DecodeProgram, rows: int):
         self.program, model, store = program, program.model, program.store
@@ -105,12 +109,13 @@ class MlirStep:
             f"{'check' if program.verifies else 'decode'} {rows}",
         )
         self._ids = torch.zeros(rows, dtype=torch.long)
-        # Written to through numpy: a small step is over before torch has made a handful of small tensors.
+        # Written through numpy: a small step takes less time than creating a few small tensors in torch.
         self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
 
     def __call__(self, plan: StepPlan) -> Tensor:
-        """Return logits of every row of a plan of one token each, float32: [row, vocab]. The next call
-        overwrites them."""
+        """Return the logits of every row, [row, vocab] in float32, for a plan of one token per row. The next call
+        overwrites them.
+        """
         program, step, spans = self.program, self.step, plan.spans
         if program.residual_length is not None:
             program.store.quantize_pending(pack_batch(plan, program.store.page_size, program.model.device))
@@ -130,8 +135,9 @@ class MlirStep:
 
 
 class DecodeProgram(StepProgram):
-    """Compute decodes, or their drafts too (`verifies`: rows may be of one sequence), as one compiled function for
-    each bucket of rows."""
+    """A program that computes decodes, with `verifies` also their drafts (several rows per sequence), by one compiled
+    function for each bucket of rows.
+    """
 
     resets = every_row = is_timed = True
     described = one_function("mlir: blocks and head are one compiled function", "whole step", "mlir")
@@ -162,7 +168,7 @@ class DecodeProgram(StepProgram):
         return rows if rows.decode_only else None
 
     def pack(self, plan: StepPlan) -> StepPlan:
-        """Return the plan: a step packs it into the buffers of its bucket, without a tensor in between."""
+        """Return the plan unchanged: a step packs it directly into the buffers of its bucket."""
         return plan
 
     def __call__(self, plan: StepPlan, layers: tuple[int, ...] = ()) -> Tensor:
@@ -178,10 +184,11 @@ class DecodeProgram(StepProgram):
 
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
-    """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise. What a step reads only in
-    panels is laid out so."""
+    """Raise WorkbenchError or BackendError if no step can be compiled for the model. Weights that a step can read only
+    in panels are converted to panels.
+    """
     if refusal := supports(Requirements.from_model(model, store)):
-        raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {refusal.reason}")
+        raise WorkbenchError(f"backend mlir: cannot decode {model.spec.name}: {refusal.reason}")
     for part in model.blocks.modules():
         if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:
             remedy = "load the model on backend inductor or eager"
@@ -196,7 +203,7 @@ def step_shape(
     cache_specs: tuple[KVCacheSpec, ...] | None = None,
     rows_share_sequences: bool = False,
 ) -> StepShape:
-    """Return the compile-time shape of a step of `rows`, over a dense cache unless given."""
+    """Return the shape that a step of `rows` rows is compiled for, by default over a dense cache."""
     cache_specs = cache_specs or model.cache_shapes()
     blocks = list(model.blocks)
     threads = torch.get_num_threads()
@@ -273,7 +280,7 @@ def _mixture(experts: MixtureOfExperts) -> MixtureShape:
 def _expert_layout(experts: MixtureOfExperts, name: str) -> WeightLayout:
     weight, *_ = experts.stack(name)
     if not in_panels(weight):
-        raise BackendError("backend mlir: decodes a mixture whose experts lie in panels; see Transformer.use_panels")
+        raise BackendError("backend mlir: needs the experts of a mixture in panels; see Transformer.use_panels")
     return replace(_weight(experts.formats[name], weight.dtype), panels=True)
 
 
@@ -283,7 +290,7 @@ def _layout(cache: KVCacheSpec) -> QuantizedLayout:
 
 
 def _runs(linear: Linear | StackedLinear) -> list[tuple[Linear, Tensor | None]]:
-    """Return the runs of rows in which a matrix is stored, and their biases."""
+    """Return the parts that a matrix is stored in, each a range of rows, with their biases."""
     if isinstance(linear, Linear):
         return [(linear, linear.bias)]
     biases = [None] * len(linear.sizes) if linear.bias is None else linear.bias.split(linear.sizes)
@@ -293,7 +300,7 @@ def _runs(linear: Linear | StackedLinear) -> list[tuple[Linear, Tensor | None]]:
 def _stored(linear: Linear, bias: bool | None = None, is_part: bool = False) -> WeightLayout:
     if not linear.format.is_dense and not in_panels(linear.weight):
         reason = linear.panels_refusal or "it is not laid out in panels"
-        raise BackendError(f"backend mlir: decodes no step with a matrix in {linear.format}: {reason}")
+        raise BackendError(f"backend mlir: cannot decode with a matrix in {linear.format}: {reason}")
     weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None if bias is None else bias)
     if is_part and not in_panels(linear.weight):
         raise BackendError("backend mlir: decodes with parts of a matrix in several formats only from panels")
@@ -317,7 +324,7 @@ def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> Wei
 
 
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
-    """Return weights and pages by their names in a step."""
+    """Return the model's weights and the cache's pages, by the names that the step uses."""
     found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
     head = model.head_tensors if model.head is None else _stored_tensors(model.head)
     found |= {f"head_{i}": tensor for i, tensor in enumerate(head)}
@@ -355,14 +362,15 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
 
 
 def _norm_weight(norm: Module) -> Tensor:
-    """Return the weight of a norm of the compiled step: a root-mean-square norm."""
+    """Return the weight of an RMS norm for the compiled step."""
     assert isinstance(norm, RMSNorm)
     return norm.multiplier
 
 
 def _stored_tensors(linear: Linear, bias: Tensor | None = None) -> list[Tensor]:
-    """Return a product's tensors as the step reads them: in panels the words, and what is beside them for whole pairs
-    of panels; dense row by row as they are."""
+    """Return a product's tensors as the step reads them: for panels the words, and scales and minima for whole pairs of
+    panels; a dense matrix row by row unchanged.
+    """
     tensors = [*linear.tensors, *([] if bias is None else [bias])]
     if not in_panels(linear.weight):
         return tensors
@@ -371,5 +379,5 @@ def _stored_tensors(linear: Linear, bias: Tensor | None = None) -> list[Tensor]:
 
 
 def _words(part: Tensor) -> Tensor:
-    """Return codes, four consecutive bytes each, as the words that the step reads; all others unchanged."""
+    """View codes as the step's 32-bit words of four consecutive bytes; return other tensors unchanged."""
     return part.view(torch.int32)[..., 0] if part.dtype == torch.uint8 else part

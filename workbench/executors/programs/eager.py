@@ -1,4 +1,4 @@
-"""Run the modules as written, on the operators of the model's backend."""
+"""Run the model's modules as they are written, on the operators of the model's backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ supports = Supports({
 
 
 class EagerProgram(StepProgram):
-    """Call the model."""
+    """A program that calls the model."""
 
     def __call__(self, batch: TokenBatch, layers: tuple[int, ...] = ()) -> Tensor:
         if not layers:

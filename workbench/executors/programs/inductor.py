@@ -1,11 +1,11 @@
 """Compile steps with torch.compile (the backend `inductor`).
 
-The unit of compilation is a block, or a whole step. As blocks, all layers of a kind share one graph with weights as its
-inputs: quick to compile. A whole step is one graph: fewer calls, long to compile. Either way a batch of decodes is
-padded to a bucket of rows. In any other batch the two sides of the attention are compiled once, with a symbolic number
-of rows, and attention walks the spans between them.
+The unit of compilation is a block or a whole step. With blocks, all layers of a kind share one graph with weights as
+inputs, which compiles quickly. A whole step is one graph: fewer calls, but a long compilation. In both cases a batch of
+decodes is padded to a bucket of rows. For other batches the parts of a block before and after attention are compiled
+once, with a symbolic number of rows, and attention runs span by span between them.
 
-A block that was changed in place (its mask, say) is compiled again; steps that prefill look for such changes.
+A block that was changed in place (for example its mask) is compiled again; prefill steps check for such changes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ supports = Supports({
 
 
 class InductorProgram(StepProgram):
-    """Compute batches with Inductor; `made` counts graphs since it was built."""
+    """A program that computes batches with Inductor; `made` is the number of graphs compiled so far."""
 
     resets = True
 
@@ -59,15 +59,15 @@ class InductorProgram(StepProgram):
         Args:
             model: the model.
             store: its KV cache.
-            attention_backend: backend of attention in batches that are not of decodes alone, and of decodes over caches
-                that no graph can hold.
+            attention_backend: backend of attention in batches with prefills, and in decodes over caches that cannot be
+                part of a graph.
             compile_unit: `block` or `step`.
         """
         super().__init__(model, store)
         self.attention_backend, self._traceable = attention_backend, all(layer.traceable for layer in store.layers)
         self.compile_unit = compile_unit if self._traceable else "block"
         self._before_this = graph_count()
-        self._sides: dict[TransformerBlock, _Sides] = {}  # empty until the first call: Dynamo takes seconds to import
+        self._sides: dict[TransformerBlock, _Sides] = {}  # filled at the first call: importing Dynamo takes seconds
 
     @property
     def made(self) -> int:  # type: ignore[override] (counted in one place for the whole process)
@@ -82,7 +82,7 @@ class InductorProgram(StepProgram):
         self.head = compile_once(Transformer.compute_logits, dynamic=False)
         for table in range(len(self.store.groups)):
             for pages in self.store.page_tensors(table):
-                torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
+                torch._dynamo.mark_dynamic(pages, 0)  # another pool size must not cause a recompilation
 
     def accept(self, plan: StepPlan) -> StepPlan:
         return plan.as_decode_rows()
@@ -101,8 +101,9 @@ class InductorProgram(StepProgram):
             return logits if tap is None else tap.beside(logits)
 
     def prepare(self, batch: TokenBatch) -> None:
-        """Make what is compiled, if that is to be done, and let a batch's sequences hold any number of pages without
-        compiling again."""
+        """Create the compiled functions if needed, and mark the number of pages as dynamic, so that it causes no
+        recompilation.
+        """
         if not self._sides:
             self._compile()
         for table in batch.page_tables:
@@ -157,7 +158,9 @@ class InductorProgram(StepProgram):
 
 @dataclass(frozen=True)
 class _Sides:
-    """A block compiled whole, and as the two sides of its attention; shared by all blocks of the same structure."""
+    """A block compiled as a whole, and as two parts before and after attention; shared by all blocks of the same
+    structure.
+    """
 
     whole: Callable[..., Tensor]
     before: Callable[..., tuple[Tensor, ...]]

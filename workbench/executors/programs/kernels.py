@@ -1,19 +1,20 @@
-"""Describe which compiled functions carry a step out: each holds some operators."""
+"""Describe the compiled functions of a step, and the operators in each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-AS_WRITTEN = "as written: each operator is a call of its own"
+AS_WRITTEN = "as written: each operator is a separate call"
 STEP_SIDES = ("before", "write", "attend", "after", "head")
 
 
 @dataclass(frozen=True)
 class StepKernels:
-    """The way a step is carried out: `description` in a line, the backend of each side, and by side the function that
-    has its operators. In the name of a function `{layer}` is the layer's number; a side without one has a call for
-    each operator."""
+    """The compiled functions of a step: a one-line `description`; for each part of the step (`STEP_SIDES`: before,
+    write, attend, after, head) its backend, and the function that contains its operators. In a function's name
+    `{layer}` stands for the layer's number; a part without a function calls each operator separately.
+    """
 
     description: str
     backends: Mapping[str, str]
@@ -25,12 +26,14 @@ def as_written(backend: str = "eager", description: str = AS_WRITTEN) -> StepKer
 
 
 def unknown(what: str, backend: str) -> StepKernels:
-    """Describe a step whose compiled functions nothing here knows."""
+    """Describe a step with unknown compiled functions."""
     return as_written(backend, f"how {what} groups operators is not known here; they stand as the modules are written")
 
 
 def one_function(description: str, function: str, backend: str, *more: str) -> StepKernels:
-    """Describe a step whose sides, and `more`, are one function; the name of a block's has `{layer}`."""
+    """Describe a step in which one function computes all parts and `more`; the name of a block's function has
+    `{layer}`.
+    """
     sides = (*STEP_SIDES, *more)
     functions = dict.fromkeys(sides, function)
     if function != "whole step":
@@ -39,7 +42,7 @@ def one_function(description: str, function: str, backend: str, *more: str) -> S
 
 
 def two_sides(description: str, blocks: str, attention: str) -> StepKernels:
-    """Describe a step with a function for each side of a block's attention."""
+    """Describe a step with two functions for each block: one before its attention, and one after."""
     backends = {**dict.fromkeys(STEP_SIDES, blocks), "write": attention, "attend": attention}
     functions = {"before": "before attention {layer}", "after": "after attention {layer}", "head": "head"}
     return StepKernels(description, backends, functions)

@@ -1,7 +1,8 @@
-"""Execute steps of many tokens on the backend mlir: compiled functions for each block's two sides, over panel weights.
+"""Compute steps of many tokens on the backend mlir: compiled functions for the parts of a block before and after
+attention, with weights in panels.
 
-The cache's own write and attention run between them, for any kind of cache layer. Rows of all sequences, prefills and
-decodes alike, go through a side together. The residual stream is float32.
+Between these two functions, the cache layer writes keys and values and computes attention. Rows of all sequences,
+prefills and decodes, are computed together. The residual stream is float32.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
 SIDES = ("before", "after")
-INITIAL_ROWS = 512  # rows that buffers are made for at first; they double
+INITIAL_ROWS = 512  # initial rows of the buffers; they double when needed
 
 
 class PrefillProgram(StepProgram):
-    """Compute any batch of a model with weights in panels; `rows` computes its logits, `attention` reads the cache."""
+    """A program that computes any batch of a model with weights in panels; `rows` computes its logits, `attention`
+    reads the cache.
+    """
 
     kind, resets = "prefill", True
     described = two_sides("mlir: a compiled function for each side of a block's attention", "mlir", "mlir")
@@ -86,7 +89,11 @@ class PrefillProgram(StepProgram):
             grown, self._blocks = bool(self._blocks), []
             for index, layer in enumerate(step.layers):
                 shape = BlockShape(
-                    layer, self.model.spec.hidden_size, self.model.spec.norm.eps, step.dtype, Target.current(),
+                    layer,
+                    self.model.spec.hidden_size,
+                    self.model.spec.norm.eps,
+                    step.dtype,
+                    Target.current(),
                     step.norm_dtype,
                 )
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
@@ -98,20 +105,21 @@ class PrefillProgram(StepProgram):
                 for i, pair in enumerate(kinds)
                 for side, digest in zip(SIDES, pair, strict=True)
             }
-            self.made += 0 if grown else len(self.artifacts)  # for more rows the same code is bound anew
+            self.made += 0 if grown else len(self.artifacts)  # for more rows the same code is bound to larger buffers
         return self._blocks
 
 
 def weights_in_panels(model: Transformer) -> bool:
-    """Return whether every product of the model's blocks has its weight in panels, and none is of a mixture."""
+    """Return whether every product in the model's blocks has its weight in panels, and no block has a mixture of
+    experts.
+    """
     parts = tuple(model.blocks.modules())
     laid_out = all(in_panels(part.weight) for part in parts if isinstance(part, Linear))
     return laid_out and pairs_problem(model) is None and not any(isinstance(part, MixtureOfExperts) for part in parts)
 
 
 def pairs_problem(model: Transformer) -> str | None:
-    """Return why a panel of a gate and one of its up cannot stand side by side in a compiled block; None if they can.
-    """
+    """Return the reason why the panels of gate and up cannot be interleaved in a compiled block; None if they can."""
     for part in model.blocks.modules():
         if isinstance(part, GatedMLP) and part.down.in_features % PANEL:
             return f"panels want a feed-forward in multiples of {PANEL} columns, not of {part.down.in_features}"

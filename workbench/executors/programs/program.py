@@ -1,4 +1,4 @@
-"""Define the face of a program: it packs a plan into its bucket and computes the logits of what it packed."""
+"""Define the interface of a program: it packs a plan into its bucket and computes the logits."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
 
-Timed = Callable[[Callable[..., Any], str], Callable[..., Any]]  # a function as it is timed under a name
+Timed = Callable[[Callable[..., Any], str], Callable[..., Any]]  # a function to time, with its name
 Call = tuple[list[int], tuple[Span, ...]]  # indices of spans in a plan, and the parts of these spans
 
 
 class StepProgram:
-    """Compute batches of one kind of bucket; unless overridden: any plan, in one call, without anything compiled."""
+    """The interface of a program, which computes batches of one kind of bucket. By default a program accepts any plan,
+    computes it in one call, and compiles nothing.
+    """
 
     kind = "blocks"  # its key in the table of a `StepRunner`
-    made = 0  # functions compiled or captured so far
-    resets = False  # `reset` has something to forget
-    every_row = False  # logits are of every row of the bucket, not of the sampled ones alone
-    is_timed = False  # all of its work is done by functions that `StepThreads` times
-    gathers_logits = False  # logits come from several ranks: fewer travel where only the largest of each row counts
-    untimed = ""  # why its functions cannot be timed one by one
+    made = 0  # number of functions compiled or captured so far
+    resets = False  # whether `reset` has an effect
+    every_row = False  # logits are of every row of the bucket, not only of the sampled rows
+    is_timed = False  # all work is in functions that `StepThreads` times
+    gathers_logits = False  # logits are gathered from ranks; fewer are sent if only the largest of each row is needed
+    untimed = ""  # the reason why its functions cannot be timed one by one
     described: StepKernels | None = None  # the functions of any step
-    artifacts: Mapping[str, str] = MappingProxyType({})  # digests of what is compiled, by name
-    chosen: Mapping[int, Tensor] | None = None  # experts by layer in the last call; None: as the modules kept them
+    artifacts: Mapping[str, str] = MappingProxyType({})  # digests of compiled code, by name
+    chosen: Mapping[int, Tensor] | None = None  # expert counts by layer in the last call; None: see the modules
 
     def __init__(self, model: Transformer, store: KVStore):
         self.model, self.store = model, store
 
     def accept(self, plan: StepPlan) -> StepPlan | None:
-        """Return the plan in the rows that this program computes; None where it cannot."""
+        """Return the plan in the rows that this program computes; None if it does not accept the plan."""
         return plan
 
     def calls(self, plan: StepPlan) -> Iterator[Call] | None:
-        """Return the calls that compute a plan one after another; None where one call computes it."""
+        """Split a plan into consecutive calls; None if one call computes it."""
         return None
 
     def pack(self, plan: StepPlan) -> Any:
@@ -52,17 +54,19 @@ class StepProgram:
         return len(plan.spans) + plan.padding_rows if plan.padding_rows else None
 
     def __call__(self, batch: Any, layers: tuple[int, ...] = ()) -> Tensor:
-        """Return logits [sample, vocab], and the states after `layers` as further columns (see early_layers.py); or
-        [row, vocab] of `every_row`, which the next call overwrites."""
+        """Return logits [sample, vocab], with the states after `layers` as further columns (see early_layers.py); with
+        `every_row`, [row, vocab]. The next call may overwrite them.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget what was compiled: the model's modules have changed."""
+        """Discard compiled code because the model's modules have changed."""
 
     def kernels(self, length: int) -> StepKernels:
-        """Describe which compiled functions carry out a step of `length` tokens of one sequence."""
+        """Describe the compiled functions of a step of `length` tokens of one sequence."""
         return self.described or unknown(type(self).__name__, str(self.model.backend))
 
     def time_functions(self, timed: Timed, tokens: int) -> None:
-        """Time the compiled functions that the program calls itself in steps of `tokens` tokens, under their names in
-        `kernels`; it is used for nothing else."""
+        """Time the program's own compiled functions in steps of `tokens` tokens, under their names in `kernels`. The
+        program is not used afterwards.
+        """

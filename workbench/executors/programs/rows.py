@@ -1,9 +1,10 @@
-"""Execute any step as rows of one compiled function, a token per row.
+"""Compute any step as rows of one compiled function, with one token per row.
 
-`batch_invariant` asks for it, and it is the fastest way through a step of few tokens on the backend mlir. A row is
-computed at the end of its own context. Its sums have an order of their own: products walk the hidden size in one order,
-attention its context in pages and in splits that the row's position alone decides, norms and gates see only the row. So
-a token has the same bits alone, among others, in a chunk of any length and after a cached prefix.
+The setting `batch_invariant` requires this program, and on the backend mlir it is the fastest program for a step of few
+tokens. A row is computed at the end of its own context. The order of its sums never depends on other rows: products
+walk the hidden size in one order, attention walks the context in pages and splits that depend only on the row's
+position, norms and gates see only the row. So a token has the same bits in any batch, in a chunk of any length, and
+after a cached prefix.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
 
-CONTEXT_SPLITS = 2  # of every context: the number must not depend on rows or threads
+CONTEXT_SPLITS = 2  # splits of every context: the number must not depend on rows or threads
 
 
 class RowsProgram(StepProgram):
-    """Compute plans as calls of a bucket of rows. Tokens of a sequence go in order; quantized layers quantize before
-    each call."""
+    """A program that computes plans in calls of one bucket of rows each. Tokens of a sequence are in order; quantized
+    layers quantize old tokens before each call.
+    """
 
     kind = "rows"
     resets = is_timed = True
@@ -52,16 +54,16 @@ class RowsProgram(StepProgram):
         Args:
             model: the model.
             store: its KV cache.
-            buckets: numbers of rows to compile for, ascending. The last is the most of a call: with 64 rows, reading
-                the weights anew for each call is little beside multiplying with them.
-            threads: runs compiled steps.
+            buckets: numbers of rows to compile for, ascending. The last is the maximum of a call: with 64 rows, reading
+                the weights again for each call costs little compared with the products.
+            threads: the runner of compiled steps.
             angles: the model's angles, shared with other programs.
-            max_tokens: the most tokens of a plan; a bound leaves plans of many small calls to other programs too.
+            max_tokens: maximum tokens of a plan; longer plans, which need many small calls, are left to other programs.
         """
         super().__init__(model, store)
         self.buckets, self.max_tokens = buckets, max_tokens
         self._threads, self.angles = threads or StepThreads(), angles or RotaryCaches(model)
-        # Tokens of one sequence: a call makes none of its own tokens old enough to quantize.
+        # Maximum tokens of one sequence: no token may become old enough to quantize within its own call.
         self.max_tokens_per_call = buckets[-1] if store.residual_length is None else max(1, store.residual_length)
         self.reset()
 
@@ -86,7 +88,7 @@ class RowsProgram(StepProgram):
         return self._logits(self._hidden(batch).index_select(0, batch.logits_indices))
 
     def compute_logits(self, x: Tensor) -> Tensor:
-        """Return logits of the last block's output: [sample, hidden] -> [sample, vocab]."""
+        """Compute the logits of the last block's output: [sample, hidden] -> [sample, vocab]."""
         sampled = x.split(self.buckets[-1])
         if len(sampled) == 1:
             return self._logits(sampled[0])
@@ -115,7 +117,7 @@ class RowsProgram(StepProgram):
         step.x[:rows], step.x[rows:] = self.model.embed(batch.token_ids), 0
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
         last = batch.span_starts[1:].index_select(0, of_row) - 1
-        later = last - torch.arange(rows)  # tokens of its span after each row's
+        later = last - torch.arange(rows)  # number of later tokens in each row's span
         step.lengths[:rows] = batch.context_lengths.index_select(0, of_row) - later
         step.lengths[rows:] = 1
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
@@ -136,7 +138,7 @@ class RowsProgram(StepProgram):
         logits = step.logits[: len(x)]
         if not self.model.spec.final_logit_softcapping:
             return logits
-        # torch's vectorized functions treat the end of their input otherwise: rows are capped one by one.
+        # torch's vectorized functions treat the end of their input differently, so rows are capped one by one.
         return torch.stack([self.model.cap_logits(row.clone()) for row in logits])
 
     def _step(self, part: str, rows: int) -> DecodeStep:
@@ -148,12 +150,12 @@ class RowsProgram(StepProgram):
         return self._steps[key]
 
     def _build(self, shape: StepShape) -> DecodeStep:
-        """Compile a step, bound to the model's weights and the store's pages."""
+        """Compile a step and bind it to the model's weights and the store's pages."""
         tensors, names = step_tensors(self.model, self.store), [name for name, _ in step_inputs(shape)]
         return DecodeStep(shape, {name: tensors[name] for name in names})
 
     def compile_shape(self, part: str, rows: int) -> StepShape:
-        """Return the compile-time shape of the `blocks`, or of the `head` alone."""
+        """Return the shape that one `part` is compiled for: the `blocks`, or the `head` alone."""
         whole = replace(
             step_shape(self.model, self.store.page_size, rows, self.store.specs),
             chunks=CONTEXT_SPLITS,
@@ -163,7 +165,7 @@ class RowsProgram(StepProgram):
 
 
 def _cut(span: Span, start: int, length: int) -> Span:
-    """Return the part of a span from position `start`, with those of its logits and drafts that lie in it."""
+    """Return the part of a span from position `start`, with its share of the logits and drafts."""
     end, known = start + length, span.end - len(span.draft_token_ids)
     scored = max(0, end - max(start, span.end - span.num_logits))
     drafts = span.draft_token_ids[max(0, start - known) : max(0, end - known)]

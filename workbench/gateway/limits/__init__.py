@@ -1,1 +1,1 @@
-"""Limits of callers: their arithmetic, where they are kept, reservations, headers and meters."""
+"""Rate and spending limits of callers: arithmetic, storage, reservations, headers and meters."""

@@ -1,4 +1,4 @@
-"""Write limits as the headers of both vendors, and the error of a call that a limit refused."""
+"""Write limits as response headers of OpenAI's and Anthropic's protocols, and the error for a refused call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from workbench.serve.errors import ApiError
 
 OPENAI = {"requests": "requests", "tokens": "tokens"}
 ANTHROPIC = OPENAI | {"input_tokens": "input-tokens", "output_tokens": "output-tokens"}
-AT_ONCE_WAIT = 1_000_000  # microseconds: no limiter knows when a call that runs will end
+AT_ONCE_WAIT = 1_000_000  # microseconds: the end of running calls is unknown
 UNITS = {"requests": "requests", "tokens": "tokens", "input_tokens": "input tokens", "output_tokens": "output tokens"}
 
 
 def limit_headers(dialect: str, remaining: Iterable[Remaining], now: int) -> dict[str, str]:
-    """Return what remains of limits: `x-ratelimit-*`, or `anthropic-ratelimit-*` for Anthropic's protocol."""
+    """Return headers with the remaining limits: `x-ratelimit-*`, or `anthropic-ratelimit-*` in Anthropic's protocol."""
     found: dict[str, str] = {}
     for each in remaining:
         values = {"limit": str(each.limit), "remaining": str(each.remaining)}
@@ -29,7 +29,7 @@ def limit_headers(dialect: str, remaining: Iterable[Remaining], now: int) -> dic
 
 
 def refusal(dialect: str, refused: Reservation) -> ApiError:
-    """Return the error for a call that was not granted, with `retry-after` where waiting helps."""
+    """Return the error for a refused call, with `retry-after` if waiting helps."""
     headers = limit_headers(dialect, refused.remaining, refused.now)
     wait = AT_ONCE_WAIT if refused.refused_by == AT_ONCE else refused.wait
     whose = refused.holder.partition(":")[0]
@@ -57,7 +57,7 @@ def refusal(dialect: str, refused: Reservation) -> ApiError:
 
 
 def duration(micros: int) -> str:
-    """Return microseconds as OpenAI writes a reset: `12ms`, `1s`, `6m0s`; rounded up."""
+    """Format microseconds like OpenAI's reset headers: `12ms`, `1s`, `6m0s`; rounded up."""
     millis = -(-micros // 1_000)
     if millis < 1_000:
         return f"{millis}ms"
@@ -68,5 +68,5 @@ def duration(micros: int) -> str:
 
 
 def rfc3339(micros: int) -> str:
-    """Return microseconds since 1970 as a time of UTC, rounded up to a second."""
+    """Format microseconds since 1970 as a UTC time, rounded up to a second."""
     return datetime.datetime.fromtimestamp(-(-micros // MICROS), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,8 +1,8 @@
-"""Define limits of callers, and the arithmetic of reserving and giving back, in whole numbers.
+"""Define limits of callers, and the integer arithmetic of reserving and returning tokens.
 
-A bucket of N a minute holds at most N and is filled evenly. Its level is counted in units of which a minute adds
-`SCALE` for each unit of N, so that any number of microseconds adds a whole number. `limits_redis.py` does the same
-arithmetic in a script; both stay below 2**53, since numbers in Redis's scripts are doubles.
+A bucket of N per minute holds at most N and refills evenly. Its level is counted in units of 1 / `SCALE`, so that any
+number of microseconds adds a whole number of units. `limits_redis.py` does the same arithmetic in a script; both stay
+below 2**53, since numbers in Redis's scripts are doubles.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SCALE = 60_000_000  # microseconds of a minute
 DAY = 86_400_000_000  # microseconds
 MAX_A_MINUTE = 50_000_000  # times SCALE, twice, is below 2**53
 MAX_MICROS = 10**15  # of money
-MICROS = 1_000_000  # of a unit of money
+MICROS = 1_000_000  # micro-units of a unit of money
 BUCKETS = ("requests", "tokens", "input_tokens", "output_tokens")
-TOKENS = ":tokens"  # ends the name of a lease that belongs to a running call's, and counts as no further call
+TOKENS = ":tokens"  # suffix of a further lease of a running call, which does not count as a call
 AT_ONCE, MONEY = "requests_at_once", "money"
 Rate = Annotated[int, Field(ge=1, le=MAX_A_MINUTE)]
 
@@ -33,21 +33,21 @@ class CallerLimits(Settings):
     """Limits of one key or tenant; None for no limit."""
 
     requests_per_minute: Rate | None = None
-    tokens_per_minute: Rate | None = None  # prompt and answer
+    tokens_per_minute: Rate | None = None  # tokens of prompt and answer
     input_tokens_per_minute: Rate | None = None
     output_tokens_per_minute: Rate | None = None
     requests_at_once: Count | None = None
-    money_per_day: Annotated[Money, Field(le=MAX_MICROS // MICROS)] | None = None  # in the prices' currency; UTC
+    money_per_day: Annotated[Money, Field(le=MAX_MICROS // MICROS)] | None = None  # in the prices' currency; UTC days
 
     @property
     def rates(self) -> dict[str, int]:
-        """Return the limits a minute, by bucket."""
+        """Return the limits per minute, by bucket (requests, tokens, input_tokens, output_tokens)."""
         rates = {bucket: getattr(self, f"{bucket}_per_minute") for bucket in BUCKETS}
         return {bucket: rate for bucket, rate in rates.items() if rate is not None}
 
     @property
     def counts_tokens(self) -> bool:
-        """Return whether a call's tokens count, by number or by price, and not its request alone."""
+        """Return whether one of the limits depends on the tokens of a call, by number or by price."""
         return self.money_per_day is not None or bool(self.rates.keys() - {"requests"})
 
     @property
@@ -56,7 +56,9 @@ class CallerLimits(Settings):
 
 
 class Cost(NamedTuple):
-    """A call's cost: what is reserved for it at most, or what it used. Money is in micro-units, rounded up."""
+    """The cost of a call: the maximum cost, when it is reserved, or the cost of the actual use. Money is in
+    micro-units, rounded up.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -69,14 +71,16 @@ class Cost(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A key or tenant whose limits a call counts against. Its name is that of its state."""
+    """A rate-limit subject: a key or tenant that a call counts against. Its name is the name of its stored state."""
 
     name: str
     limits: CallerLimits
 
 
 class Remaining(NamedTuple):
-    """A limit a minute, what remains of it, and the microseconds until it is full again."""
+    """The state of one limit per minute: the limit, the remaining amount, and the microseconds until it is
+    full again.
+    """
 
     bucket: str
     limit: int
@@ -86,15 +90,15 @@ class Remaining(NamedTuple):
 
 @dataclass(frozen=True)
 class Reservation:
-    """The answer to `reserve`.
+    """The result of `Limiter.reserve`.
 
     Args:
         granted: whether the call may begin. If not, nothing was reserved.
         now: time of the answer, in microseconds since 1970.
-        refused_by: the limit that refused it: a bucket, `requests_at_once` or `money`.
-        holder: the name of the holder whose limit that is.
-        wait: microseconds after which the limit would allow it; -1 for never.
-        remaining: of every bucket, after the reservation.
+        refused_by: the exceeded limit: a bucket, `requests_at_once` or `money`.
+        holder: the name of the key or tenant with this limit.
+        wait: microseconds until the limit would allow the call; -1 for never.
+        remaining: remaining amount of every bucket after the reservation.
     """
 
     granted: bool
@@ -107,38 +111,39 @@ class Reservation:
 
 @dataclass
 class HolderState:
-    """Levels, leases and money of one holder. A bucket without a level is full."""
+    """The stored state of one key or tenant: bucket levels, leases and spending. A bucket without a level is full."""
 
-    at: int = 0  # microseconds; up to this time the levels are filled
+    at: int = 0  # microseconds; the levels are valid at this time
     levels: dict[str, int] = field(default_factory=dict)
-    leases: dict[str, int] = field(default_factory=dict)  # time at which each expires
+    leases: dict[str, int] = field(default_factory=dict)  # expiry time by lease
     day: int = 0
     spent: int = 0  # micro-units on that day, reservations included
 
 
 class Limiter(Protocol):
-    """Keep the state of limits. All operations are atomic over all holders and may be repeated without effect."""
+    """A store of limit state. All operations are atomic over all holders and idempotent."""
 
     async def reserve(self, holders: Sequence[Holder], lease: str, cost: Cost, seconds: float) -> Reservation:
-        """Take `cost` from every holder under the name `lease`, which expires after `seconds`, or from none.
+        """Reserve `cost` from every holder, or from none, under the name `lease`, which expires after `seconds`.
 
-        A name that ends with `TOKENS` takes further cost for a call that runs: it is not counted among those at once.
+        A name that ends with `TOKENS` reserves further cost for a running call and does not count as another concurrent
+        call.
         """
         ...
 
     async def give_back(self, holders: Sequence[Holder], lease: str, reserved: Cost, used: Cost, begun: int) -> None:
-        """End a lease that began at `begun`: give back what was reserved and not used.
+        """End a lease that began at `begun`, and return its unused reservation.
 
-        Nothing is given back of a lease that has expired or was ended before.
+        A lease that has expired or already ended returns nothing to the buckets.
         """
         ...
 
     async def renew(self, holders: Sequence[Holder], lease: str, seconds: float) -> None:
-        """Let a lease expire `seconds` from now, if it has not expired yet."""
+        """Extend a lease to `seconds` from now, if it has not expired yet."""
         ...
 
     async def remaining(self, holders: Sequence[Holder]) -> tuple[Remaining, ...]:
-        """Return what remains of every bucket."""
+        """Return the remaining amount of every bucket."""
         ...
 
     async def close(self) -> None: ...
@@ -147,7 +152,9 @@ class Limiter(Protocol):
 def reserve(
     states: Mapping[str, HolderState], holders: Sequence[Holder], now: int, lease: str, cost: Cost, life: int
 ) -> Reservation:
-    """Carry out `Limiter.reserve` on `states` at the time `now`; `life` is the lease's, in microseconds."""
+    """Reserve a cost from every holder in `states`, or from none, at time `now`: the arithmetic of `Limiter.reserve`.
+    `life` is the lifetime of the lease in microseconds.
+    """
     if holders and all(states[each.name].leases.get(lease, 0) > now for each in holders):
         return Reservation(True, now, remaining=remaining(states, holders, now))
     for holder in holders:
@@ -185,9 +192,9 @@ def give_back(
     used: Cost,
     begun: int,
 ) -> None:
-    """Carry out `Limiter.give_back` on `states` at the time `now`.
+    """End a lease in `states` at time `now`, and return its unused reservation: the arithmetic of `Limiter.give_back`.
 
-    More may have been used than reserved: a level then falls, but never below an empty bucket's of one minute ago.
+    If more was used than reserved, a level falls, but at most to minus one minute's amount.
     """
     for holder in holders:
         state = states[holder.name]
@@ -197,12 +204,14 @@ def give_back(
         for bucket, rate in holder.limits.rates.items():
             unused = (reserved.of(bucket) - used.of(bucket)) * SCALE
             state.levels[bucket] = max(-rate * SCALE, min(rate * SCALE, state.levels[bucket] + unused))
-        if state.day == begun // DAY:  # money belongs to the day on which its call began
+        if state.day == begun // DAY:  # spending belongs to the day on which the call began
             state.spent = max(0, state.spent - reserved.micros + used.micros)
 
 
 def renew(states: Mapping[str, HolderState], holders: Sequence[Holder], now: int, lease: str, life: int) -> None:
-    """Carry out `Limiter.renew` on `states` at the time `now`; `life` is the lease's, in microseconds."""
+    """Extend an unexpired lease in `states` to `life` microseconds from time `now`: the arithmetic of
+    `Limiter.renew`.
+    """
     for holder in holders:
         state = states[holder.name]
         if state.leases.get(lease, 0) > now:
@@ -211,7 +220,7 @@ def renew(states: Mapping[str, HolderState], holders: Sequence[Holder], now: int
 
 
 def remaining(states: Mapping[str, HolderState], holders: Sequence[Holder], now: int) -> tuple[Remaining, ...]:
-    """Return what remains of every bucket: where several holders limit one, of that with the least."""
+    """Return the remaining amount of every bucket: the smallest one, if several holders limit a bucket."""
     found: dict[str, Remaining] = {}
     for holder in holders:
         for bucket, rate in holder.limits.rates.items():
@@ -223,9 +232,9 @@ def remaining(states: Mapping[str, HolderState], holders: Sequence[Holder], now:
 
 
 def level(state: HolderState, bucket: str, rate: int, now: int) -> int:
-    """Return the level of a bucket of `rate` a minute at the time `now`."""
+    """Return the level of a bucket of `rate` per minute at time `now`, in units of 1 / `SCALE`."""
     full = rate * SCALE
-    passed = min(SCALE * 2, max(0, now - state.at))  # in two minutes any bucket is full
+    passed = min(SCALE * 2, max(0, now - state.at))  # every bucket is full after two minutes
     return min(full, state.levels.get(bucket, full) + passed * rate)
 
 
@@ -240,7 +249,7 @@ def _spent(state: HolderState, now: int) -> int:
 
 
 class MemoryLimiter:
-    """Keep the state of limits in this process.
+    """A store of limit state in this process.
 
     Args:
         clock: returns microseconds since 1970.

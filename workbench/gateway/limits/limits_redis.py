@@ -1,17 +1,19 @@
-"""Keep the state of limits in Redis, for several gateways: one script, the arithmetic of `limits.py`, Redis's clock."""
+"""Store limit state in Redis for several gateways: one script with the arithmetic of `limits.py` and Redis's clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-
+from workbench.errors import installed_by
 from workbench.gateway.limits.limits import BUCKETS, DAY, MICROS, SCALE, TOKENS, Cost, Holder, Remaining, Reservation
+
+with installed_by("serve", "a gateway"):
+    from redis.asyncio import BlockingConnectionPool, Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import RedisError
 
 # Each holder is a hash: `at`, `day`, `spent`, a `level:` of each bucket, and a `lease:` of each call that runs. What is
 # returned: granted, now, number of the limit that refused, number of the holder, wait, then limit, remaining and reset
@@ -137,18 +139,18 @@ elseif operation == 'give_back' then
 end
 return answer(1, 0, 0, 0)
 """
-STORE_ERRORS = (RedisError, OSError, TimeoutError)  # of a Redis server that cannot be reached
+STORE_ERRORS = (RedisError, OSError, TimeoutError)  # errors of an unreachable Redis server
 REFUSALS = ("", *BUCKETS, "requests_at_once", "money")
 
 
 class RedisLimiter:
-    """Keep the state of limits in a Redis server.
+    """A store of limit state in a Redis server.
 
     Args:
         url: `redis://host:port/database`.
-        prefix: of the names of its keys.
-        connections: how many connections are open at most; further calls wait for one.
-        timeout: seconds after which a call gives up, with redis's ConnectionError or TimeoutError.
+        prefix: prefix of its key names in Redis.
+        connections: maximum number of open connections; further calls wait for one.
+        timeout: seconds until a call fails with redis's ConnectionError or TimeoutError.
         clock: replaces Redis's clock, in microseconds since 1970.
     """
 
@@ -195,7 +197,7 @@ class RedisLimiter:
 
 
 def connect(url: str, connections: int = 16, timeout: float = 2.0) -> Redis:
-    """Return a client that tries a broken connection once more, and lets calls wait for one of `connections`."""
+    """Return a Redis client that retries a broken connection once; calls wait for one of its `connections`."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=connections,

@@ -1,6 +1,6 @@
-"""Remember what callers have used of their limits, and what they spent today, for those who watch the server.
+"""Track the callers' use of limits and today's spending, for monitoring.
 
-Rates are those of a caller's last call: a bucket that is filled up again meanwhile still shows what was used then.
+Rates are from a caller's last call: a bucket that has refilled since then still shows that use.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from workbench.gateway.limits.limits import MICROS, Remaining
 from workbench.serve.call import Caller
 from workbench.serve.watch.snapshot import Meter
 
-MAX_METERED = 1_000  # keys and owners that are remembered
+MAX_METERED = 1_000  # maximum number of tracked keys and owners
 DAY_SECONDS = 86_400
 
 
 class LimitMeters:
-    """Limits and money of the callers that asked last.
+    """The use of limits and today's spending, for each of the most recent callers.
 
     Args:
-        limits: of keys and their owners.
-        currency: of the prices; empty where calls cost nothing.
+        limits: limits of keys and their owners.
+        currency: currency of the prices; empty if calls are free.
         clock: returns seconds since 1970.
     """
 
@@ -34,7 +34,7 @@ class LimitMeters:
         self._spent: OrderedDict[tuple[str, str], tuple[int, Fraction]] = OrderedDict()  # (owner, key): day, money
 
     def set_rates(self, caller: Caller, remaining: Sequence[Remaining]) -> None:
-        """Remember what remains of a caller's limits a minute."""
+        """Record the remaining limits per minute of a caller."""
         of_whom = f"{caller.tenant}: " if caller.tenant else ""
         self._rates[caller.key] = tuple(
             Meter(
@@ -46,7 +46,7 @@ class LimitMeters:
         _keep_latest(self._rates, caller.key)
 
     def add_cost(self, caller: Caller, cost: Fraction) -> None:
-        """Add what a call cost to its key's day and to that of the key's owner."""
+        """Add the cost of a call to the day's spending of its key and of the key's owner."""
         today = int(self._clock()) // DAY_SECONDS
         for holder in ((caller.tenant, ""), (caller.tenant, caller.key)) if caller.key else ((caller.tenant, ""),):
             day, before = self._spent.get(holder, (today, Fraction(0)))
@@ -54,7 +54,7 @@ class LimitMeters:
             _keep_latest(self._spent, holder)
 
     def __iter__(self) -> Iterator[Meter]:
-        """Yield limits a minute, then the money of each owner, and of each key that has a budget of its own."""
+        """Yield limits per minute, then the spending of each owner, and of each key with its own budget."""
         for meters in list(self._rates.values()):
             yield from meters
         if not self._currency:
@@ -62,7 +62,7 @@ class LimitMeters:
         now = self._clock()
         for (owner, key), (day, spent) in list(self._spent.items()):
             limits = self._limits.holders(Caller(key, owner))
-            # Callers without keys share one budget, whether it is a key's or an owner's.
+            # Callers without keys share one budget, of a key or of an owner.
             wanted = (f"key:{key}",) if key else (f"tenant:{owner}", "key:") if not owner else (f"tenant:{owner}",)
             budgets = [each.limits.money_per_day for each in limits if each.name in wanted]
             budget = min((each for each in budgets if each is not None), default=None)

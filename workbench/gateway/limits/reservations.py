@@ -1,4 +1,6 @@
-"""Reserve what calls use at most, renew it while they run, and give it back, also for callers that are cancelled."""
+"""Reserve the maximum cost of calls, renew reservations of running calls, and return them, also after a
+cancellation.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from workbench.gateway.limits.limits import Cost, Holder, Limiter, Reservation
 from workbench.gateway.limits.limits_redis import STORE_ERRORS
 
 LOG = logging.getLogger(__name__)
-ONE_REQUEST = Cost(requests=1)  # is used up by a call that did nothing else
+ONE_REQUEST = Cost(requests=1)  # cost of a call that only counts as a request
 
 
 class Reservations:
-    """The reservations of one gateway. Only a gateway that has ended lets them expire.
+    """The reservations of one gateway. The gateway renews them, so they expire only if it has died.
 
     Args:
-        limiter: keeps them.
-        seconds: after which one expires that is not renewed; each is, three times as often.
+        limiter: the store of reservations.
+        seconds: lifetime of a reservation without renewal; each is renewed three times within it.
     """
 
     def __init__(self, limiter: Limiter, seconds: float):
@@ -31,15 +33,16 @@ class Reservations:
         self._background: set[asyncio.Task[Any]] = set()
 
     async def reserve(self, holders: Sequence[Holder], lease: str, cost: Cost) -> Reservation:
-        """Reserve a cost under the name `lease`. Where the caller is cancelled meanwhile, it is given back.
+        """Reserve a cost under the name `lease`. If the calling task is cancelled in the meantime, the reservation is
+        returned.
 
         Raises:
-            RedisError, OSError, TimeoutError: where Redis cannot be reached. What it may have reserved is given back.
+            RedisError, OSError, TimeoutError: if Redis is unreachable. A reservation that it may have made is returned.
         """
         asking = asyncio.ensure_future(self.limiter.reserve(holders, lease, cost, self.seconds))
         try:
             found = await asyncio.shield(asking)
-        except BaseException:  # cancelled, or without an answer to what may have arrived
+        except BaseException:  # cancelled, or no response to a request that may have arrived
             self._spawn(self._undo(asking, holders, lease, cost))
             raise
         if found.granted:
@@ -48,12 +51,12 @@ class Reservations:
         return found
 
     async def give_back(self, holders: Sequence[Holder], lease: str, reserved: Cost, used: Cost, begun: int) -> None:
-        """End a lease, also where the caller is cancelled meanwhile (errors as `reserve`)."""
+        """End a lease, even if the calling task is cancelled in the meantime (errors as in `reserve`)."""
         self._running.pop(lease, None)
         await asyncio.shield(self._spawn(self.limiter.give_back(holders, lease, reserved, used, begun)))
 
     async def renew(self) -> None:
-        """Let the leases of all running calls begin anew."""
+        """Renew the leases of all running calls."""
         for lease, holders in list(self._running.items()):
             try:
                 await self.limiter.renew(holders, lease, self.seconds)
@@ -62,7 +65,7 @@ class Reservations:
                 return
 
     async def close(self) -> None:
-        """Finish what is given back, and close the limiter."""
+        """Finish pending returns, and close the limiter."""
         if self._renewing is not None:
             self._renewing.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

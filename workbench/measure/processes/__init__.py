@@ -1,2 +1,2 @@
-"""Fleets of processes measured, beside what the simulator predicts of them: calibration, prediction, rounds. It may not
-import comparisons of other kinds, sweeps or reports."""
+"""Measure fleets of engine processes and compare them with the simulator's prediction: calibration, prediction, rounds.
+This package may not import comparisons of other kinds, sweeps or reports."""

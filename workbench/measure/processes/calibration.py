@@ -1,8 +1,8 @@
-"""Fit step times to engines in processes of this machine, and measure what a fleet adds to them.
+"""Fit step times to engines in processes of this machine, and measure the overhead of a fleet.
 
-As many whole engines as the fleet has serve a part of the traffic at its own times, so that steps are as slow as they
-are beside each other: cores share memory and caches. Beside them: the seconds of the messages before and after a first
-token, and from an engine's death to its successor.
+As many engines as the fleet has serve a part of the traffic at its own arrival times, because steps are slower while
+other engines use the same cores, memory and caches. Also measured: the seconds of messages before and after a first
+token, and the seconds from an engine's death until its successor serves.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from workbench.simulate.executor_settings import ProcessesExecutor
 from workbench.simulate.step_times import TICKS_PER_SECOND, StepTimeModel, fit_step_times, step_seconds, step_work_of
 from workbench.trace.events import Decoded
 
-PROBES = 9  # requests, one after another, that measure messages
+PROBES = 9  # number of requests, one after another, that measure message times
 PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures measured of `engines` engines: step times, seconds of messages beside a first token, and seconds until
-    the successor of a killed engine serves (None where none was killed)."""
+    """Measurements of `engines` engines: their step times, the seconds of messages per first token, and the seconds
+    until a killed engine's successor serves (None if no engine was killed)."""
 
     engines: int
     times: StepTimeModel
     message_seconds: float
     start_seconds: float | None
-    errors: dict[str, float | None]  # of the fit: |fitted / measured - 1| of a step
+    errors: dict[str, float | None]  # errors of the fit: |fitted / measured - 1| of a step
 
     def as_dict(self) -> dict[str, Any]:
         (cost,) = self.times.costs
@@ -55,7 +55,9 @@ class Calibration:
 def calibrate(
     config: EngineConfig, engines: int, threads: int, traffic: FleetTraffic, kills: bool, open_fleet: OpenFleet
 ) -> Calibration:
-    """Measure `engines` whole engines, after a warm-up; with `kills` also how long a killed one's successor takes."""
+    """Measure `engines` engines after a warm-up. With `kills` also measure the time from an engine's death until its
+    successor serves.
+    """
     fleet = open_fleet(config, ProcessesExecutor(instances=engines), threads)
     try:
         serve_traffic(fleet, traffic.of_round("warm-up"))
@@ -70,8 +72,8 @@ def calibrate(
 
 
 def fit_errors(times: StepTimeModel, steps: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Return percentiles over steps of how far fitted step times are from measured ones, and by phase how far the sums
-    of its steps are."""
+    """Return the relative errors of fitted step times: percentiles over the steps, and for each phase the error of the
+    steps' total time."""
     measured = step_seconds(steps)
     fitted = [fitted_seconds(times, step) for step in steps]
     each = [abs(ours / its - 1) for ours, its in zip(fitted, measured, strict=True) if its]
@@ -83,7 +85,7 @@ def fit_errors(times: StepTimeModel, steps: Sequence[dict[str, Any]]) -> dict[st
 
 
 def fitted_seconds(times: StepTimeModel, step: dict[str, Any]) -> float:
-    """Return the fitted seconds of a recorded step."""
+    """Return the seconds that the fitted model gives for a recorded step."""
     work = step_work_of((), 0, times.kinds)._replace(
         prefill_tokens=step["prefill_tokens"], decode_tokens=step["decode_tokens"],
         positions_read=(step["context_tokens"],),
@@ -92,7 +94,7 @@ def fitted_seconds(times: StepTimeModel, step: dict[str, Any]) -> float:
 
 
 def _message_seconds(fleet: ProcessFleet, traffic: FleetTraffic) -> float:
-    """Return the median over single short requests of the time to the first token that no step takes."""
+    """Return the median over single short requests of the time to first token that is not spent in steps."""
     found = []
     for number in range(PROBES):
         request = traffic.requests[number % len(traffic.requests)]
@@ -107,11 +109,11 @@ def _first_token(served: ServedTraffic, name: str) -> float:
     for event in served.events:
         if isinstance(event, Decoded) and event.request_id == name:
             return event.time - served.began
-    raise WorkbenchError(f"{name}: an engine gave it no token; calibrate with requests that the model can serve")
+    raise WorkbenchError(f"{name}: it got no token; calibrate with requests that the model can serve")
 
 
 def _start_seconds(fleet: ProcessFleet, traffic: FleetTraffic) -> float:
-    """Return the seconds from an engine's death to its successor's first moment, while the others serve."""
+    """Return the seconds from an engine's death until its successor is ready, while the others serve."""
     with ThreadPoolExecutor(1) as other:
         fleet.kill(0)
         waited = other.submit(wait_until_whole, fleet)

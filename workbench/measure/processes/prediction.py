@@ -1,4 +1,4 @@
-"""Predict every variant of a fleet of processes by the simulator, with step times fitted to such engines before."""
+"""Predict every variant of a fleet of processes by the simulator, with step times fitted to the same engines before."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from workbench.simulate.roofline import Hardware
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import TICKS_PER_SECOND
 
-# Bytes a second and seconds of a handover, unless given: page numbers are a message, which a step's end awaits; 128 MiB
-# went by gloo between two processes of one host in 78 ms.
+# Default bytes per second and seconds of a handover. `shared` sends page numbers in a message, which waits for a step's
+# end; `gloo` took 78 ms to send 128 MiB between two processes of one host.
 TRANSFERS = {"shared": (1e15, 0.0005), "gloo": (1.6e9, 0.0005)}
 
 
 def predict_processes(
     experiment: Experiment, on_progress: Callable[[str], None], open_fleet: OpenFleet = open_fleet
 ) -> dict[str, Any] | None:
-    """Return the simulator's figures of each variant, when they were made, and what they rest on; None where the
-    experiment asks for none.
+    """Return the simulator's metrics of each variant, the time of the prediction, and its calibration; None if the
+    experiment asks for no prediction.
 
-    Engines that differ in a setting, their threads or their number are calibrated each by itself."""
+    Variants whose engines differ in a setting, in threads or in number are calibrated separately."""
     variants = every_variant(experiment)
     traffics = {name: measured_traffic(variant) for name, variant in variants.items()}
-    for variant in variants.values():  # all mistakes before anything is measured
+    for variant in variants.values():  # find all mistakes before anything is measured
         check_fleet(executor := processes_executor_of(variant))
         if executor.predict is not None:
             simulated_executor_of(as_simulated(variant, 0.0))
@@ -71,18 +71,18 @@ def predict_processes(
 
 
 def calibration_key(variant: Experiment) -> str:
-    """Return a text that is equal for variants whose engines are alike and as many."""
+    """Return a text that is equal for variants with the same engines in the same number."""
     executor = processes_executor_of(variant)
     threads = engine_threads(variant.measure.threads, executor.num_engines)
     return f"{executor.num_engines} of {threads}: {variant.engine.model_dump_json()}"
 
 
 def predict_variant(variant: Experiment, calibration: Calibration, traffic: FleetTraffic) -> dict[str, Any]:
-    """Simulate one variant on such engines and return its row."""
+    """Simulate one variant with the calibrated engines and return its row."""
     simulated = as_simulated(variant, calibration.start_seconds)
     fleet = simulated_fleet(simulated, calibration, traffic).run()
     message = round(calibration.message_seconds * TICKS_PER_SECOND)
-    for job in fleet.jobs:  # which reached its engine that much later
+    for job in fleet.jobs:  # each request reached its engine later by the delay of messages
         job.arrival_time -= message
     seconds = served_seconds(fleet.jobs)
     busy = [instance.counters.busy_ticks / fleet.now for instance in fleet.instances]
@@ -91,7 +91,7 @@ def predict_variant(variant: Experiment, calibration: Calibration, traffic: Flee
 
 
 def simulated_fleet(simulated: Experiment, calibration: Calibration, traffic: FleetTraffic) -> Fleet:
-    """Return the simulated fleet of a variant, its requests delayed by what messages take."""
+    """Return the simulated fleet of a variant, in which requests arrive later by the calibrated delay of messages."""
     spec = instance_spec_for(simulated, calibration.times)
     pool, decode, transfer = pools_for(simulated, spec)
     arrivals = [replace(each, time=each.time + calibration.message_seconds) for each in traffic.arrivals.values()]
@@ -104,7 +104,7 @@ def simulated_fleet(simulated: Experiment, calibration: Calibration, traffic: Fl
 
 
 def as_simulated(variant: Experiment, start_seconds: float | None) -> Experiment:
-    """Return the simulated twin of a variant on processes; a killed engine is back after `start_seconds`."""
+    """Return the simulated counterpart of a variant on processes; a killed engine is replaced after `start_seconds`."""
     executor = processes_executor_of(variant)
     values: dict[str, Any] = {
         "hardware": _hardware(variant).model_dump(), "instances": executor.instances,
@@ -126,7 +126,9 @@ def _decode(executor: ProcessesExecutor) -> Mapping[str, Any] | None:
 
 
 def _hardware(variant: Experiment) -> Hardware:
-    """Return a machine of which only the memory counts: steps are fitted, and a cache has what an engine's has."""
+    """Return hardware that has only a memory size: step times are fitted, and the cache has the size of the engine's
+    cache.
+    """
     memory = (sizes_of(variant).weight_bytes + AUTO_CACHE_BYTES) / SimulatedExecutor().memory
     return Hardware(name="this machine", flops=1.0, bandwidth=1.0, memory=memory, link=1.0, network=1.0, cpu_link=1.0,
                     source="fitted steps")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measure the variants of a fleet of processes in interleaved rounds, and lay the prediction beside the figures."""
+"""Measure the variants of a fleet of processes in interleaved rounds, and compare predictions with measurements."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from workbench.cluster.process_fleet import OpenFleet, ProcessFleet, open_fleet, wait_until_whole
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.variants import Rows, VariantResults, every_variant, settings_text
+from workbench.experiment.experiment import Experiment, Rows, VariantResults
+from workbench.experiment.variants import every_variant, settings_text
 from workbench.machine.ceilings import engine_threads
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure.jobs import job_metrics, job_row, jobs_of_events, served_seconds
@@ -18,7 +18,7 @@ from workbench.measure.processes.traffic import FleetTraffic, measured_traffic, 
 from workbench.progress import StageCounter
 from workbench.runs.metrics import TABLES
 
-WARMING = 8  # requests, all at once, that a killed engine's successor computes before the next round
+WARMING = 8  # number of simultaneous requests that warm up a killed engine's successor before the next round
 PREDICTED = (
     *(f"ttft_s_{q}" for q in ("p50", "p90", "p99")), *(f"tpot_s_{q}" for q in ("p50", "p90", "p99")),
     "longest_gap_s_p50", "longest_gap_s_p99", "slo_attainment", "goodput_requests_per_s", "output_tokens_per_s",
@@ -31,10 +31,10 @@ def measure_processes(
     predicted: Mapping[str, Any] | None = None,
     open_fleet: OpenFleet = open_fleet,
 ) -> VariantResults:
-    """Serve the requests by every variant's fleet in turn; return one row each: medians over rounds, with `prediction`
-    and `measured_over_predicted` by figure.
+    """Serve the requests with every variant's fleet in turn. Return one row per variant: medians over rounds, with
+    `prediction` and `measured_over_predicted` for each measure.
 
-    All fleets stay open, idle beside the one that is measured."""
+    All fleets stay open; while one is measured, the others are idle."""
     variants = every_variant(experiment)
     rounds, warmup = experiment.measure.rounds, experiment.measure.warmup
     on_progress = StageCounter(on_progress, len(variants) * (1 + warmup + rounds))
@@ -66,7 +66,8 @@ def measure_processes(
 
 
 def beside(measured: Mapping[str, Any], predicted: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the prediction of a row, and the measured figures over it; nothing without one."""
+    """Return the prediction of a row, and each measured value divided by its predicted value; empty without a
+    prediction."""
     if predicted is None:
         return {}
     mine = {key: predicted[key] for key in PREDICTED if predicted.get(key) is not None}
@@ -75,7 +76,7 @@ def beside(measured: Mapping[str, Any], predicted: Mapping[str, Any] | None) -> 
 
 
 def _serve_round(fleet: ProcessFleet, variant: Experiment, traffic: FleetTraffic, turn: int) -> dict[str, Rows]:
-    """Run one round, with its kills unless it is a warm-up; return its rows by table."""
+    """Run one round, with its kills unless it is a warm-up round; return its rows by table."""
     if not fleet.is_whole:
         wait_until_whole(fleet)
         serve_traffic(fleet, traffic.at_once(WARMING).of_round(f"successor {turn}"))

@@ -1,4 +1,4 @@
-"""Run requests on a fleet of processes as a client does: events get the time at which the client has them."""
+"""Run requests on a fleet of processes as a client does: events get the time at which the client receives them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from workbench.trace.recorder import Recorder
 
 @dataclass(frozen=True)
 class ServedTraffic:
-    """The events of requests that a fleet served; `began` is second 0 of the traffic, on the same clock."""
+    """The events of requests that a fleet served; `began` is the time, on the clock of the events, at which the traffic
+    began."""
 
     events: list[Event]
     began: float
@@ -30,7 +31,7 @@ class ServedTraffic:
         return recorder
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return a row for each step, those of one engine after those of another."""
+        """Return a row for each step in the events, grouped by engine."""
         found: dict[int, Recorder] = {}
         for event in self.events:
             if isinstance(event, Stepped):
@@ -41,11 +42,11 @@ class ServedTraffic:
 def serve_traffic(
     fleet: ProcessFleet, requests: Sequence[Request], kills: Sequence[KillSettings] = ()
 ) -> ServedTraffic:
-    """Run requests to their ends, and kill instances at their seconds.
+    """Run requests to their ends, kill instances at their given times, and return the events.
 
     Raises:
-        WorkbenchError: for a kill that was due after the traffic's end.
-        Exception: of a kill that failed.
+        WorkbenchError: if the traffic ended before a kill was due.
+        Exception: if a kill failed, its own exception.
     """
     faults: list[Exception] = []
     tried: list[KillSettings] = []
@@ -54,7 +55,7 @@ def serve_traffic(
         tried.append(asked)
         try:
             fleet.kill(asked.instance)
-        except Exception as error:  # a timer's thread has no other way to say it
+        except Exception as error:  # an exception of a timer's thread would be lost
             faults.append(error)
 
     clock = fleet.clock
@@ -65,10 +66,10 @@ def serve_traffic(
         for each in kills:
             timer = threading.Timer(max(0.0, began + each.at - clock()), kill, (each,))
             timer.start()
-            stack.callback(timer.join)  # once it is cancelled: a kill under way is waited for
+            stack.callback(timer.join)  # after the timer is cancelled, wait for a kill that is under way
             stack.callback(timer.cancel)
         for event in fleet.stream(requests):
-            if isinstance(event, Stepped):  # of an engine's own clock, which its fit needs
+            if isinstance(event, Stepped):  # its times are on the engine's own clock, which the fit needs
                 events.append(event)
             elif isinstance(event, Submitted):
                 events.append(replace(event, time=clock(), arrival=began + due[event.request_id]))
@@ -81,6 +82,6 @@ def serve_traffic(
         if each not in tried:
             raise WorkbenchError(
                 f"executor.failures: instance {each.instance} at {each.at:g} s; "
-                f"the traffic had ended after {seconds:.2f} s; kill it earlier"
+                f"the traffic ended after {seconds:.2f} s; kill it earlier"
             )
     return ServedTraffic(events, began)

@@ -1,2 +1,2 @@
-"""Quality and cost of cache formats and attention variants. It may import what `workbench.measure` may, and no sweeps,
-reports or claims."""
+"""Measure quality and cost of cache formats and attention variants. This package may import whatever
+`workbench.measure` may, and no sweeps, reports or claims."""

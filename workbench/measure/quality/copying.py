@@ -1,13 +1,14 @@
-"""Copying from context: generated code assigns an identifier at some depth, and a model has to repeat it at the end.
+"""Measure copying from context: generated code assigns an identifier at some depth, and a model has to repeat it at the
+end.
 
     class Crate:
         def __init__(self): self.total = 0
         def push(self, ...): ...                     filler, seeded
-        def init_state(self): self.NAME = 7          at the depth asked for
+        def init_state(self): self.NAME = 7          at the given depth
         def ...
         def last(self): return self.NAME             scored: the name's tokens
 
-The gain is the name's log-probability less its log-probability without the assignment, in nats a token."""
+The gain is the name's log-probability minus its log-probability without the assignment, in nats per token."""
 
 from __future__ import annotations
 
@@ -15,11 +16,15 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.measure.quality.teacher_forcing import ForcedText, score_texts
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.settings import Count, Fraction01, Settings
 
 VERBS = ("push", "pop", "scan", "merge", "flip", "split", "shift", "count", "trim", "wrap", "fetch", "store", "clear")
 NOUNS = (
@@ -41,6 +46,20 @@ OPERATIONS = ("+", "-", "*", "//", "%")
 SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 
 
+class CopyingSettings(Settings):
+    """Settings of copying: identifiers are assigned in generated code at several depths and repeated at its end."""
+
+    names: Count = 4
+    tokens: Count | Literal["auto"] = "auto"  # tokens of each text; auto: nine tenths of the model's context
+    depths: Annotated[tuple[Fraction01, ...], Field(min_length=1)] = (
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+    )  # 0 is the text's beginning
+
+
 @dataclass(frozen=True)
 class Snippet:
     """One text of generated code.
@@ -59,7 +78,7 @@ def generate_snippets(
 ) -> list[Snippet]:
     """Generate texts for `names` invented identifiers: one without the assignment, and one for each depth.
 
-    Depth 0 is the beginning and 1 the end. All texts of a name have nearly `tokens` tokens and the same filler."""
+    Depth 0 is the beginning and 1 the end. All texts of a name have almost `tokens` tokens and the same filler."""
     made = []
     for index in range(names):
         draw = random.Random(f"{seed}/{index}")
@@ -81,7 +100,7 @@ def _for_one_name(
         room -= length
     if not filler:
         raise WorkbenchError(
-            f"copying: texts of {tokens} tokens leave no room for code around the assignment; raise them"
+            f"copying: texts of {tokens} tokens are too short for code around the assignment; raise the number"
         )
 
     def snippet(depth: float | None) -> Snippet:
@@ -114,10 +133,10 @@ def _invented(draw: random.Random) -> str:
 
 
 def measure_copying(runner: Runner, snippets: Sequence[Snippet]) -> list[dict]:
-    """Score snippets and return one row for each snippet with an assignment.
+    """Score the snippets, and return one row for each snippet that has an assignment.
 
-    Rows have name, depth, distance, `gain` in nats a token, and `copied`: the fraction of the name's tokens that are
-    the most likely ones."""
+    Rows have name, depth, distance, `gain` in nats per token, and `copied`: the fraction of the name's tokens that the
+    model predicts as most likely."""
     nats: list[list[float]] = [[] for _ in snippets]
     right: list[list[bool]] = [[] for _ in snippets]
 
@@ -143,7 +162,7 @@ def measure_copying(runner: Runner, snippets: Sequence[Snippet]) -> list[dict]:
 
 
 def mean_by_depth(rows: Sequence[dict]) -> dict[float, dict[str, float]]:
-    """Return the means over names for each depth: gain, copied, distance."""
+    """Return for each depth the means over names of gain, copied fraction and distance."""
     found = {}
     for depth in sorted({row["depth"] for row in rows}):
         here = [row for row in rows if row["depth"] == depth]

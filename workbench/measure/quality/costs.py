@@ -1,20 +1,21 @@
-"""Memory and time of variants: bytes a token, sequences that fit into a pool, and decode steps by context length, timed
-for many runners in turn."""
+"""Measure memory and time of variants: bytes per token, sequences that fit into a pool, and decode steps by context
+length, timed for all runners in turn."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import DecodeSpeedSettings, PoolSettings
 from workbench.experiment.variants import REFERENCE
 from workbench.kv_cache.eviction import parse_eviction
-from workbench.measure.rounds import load_runners
+from workbench.measure.rounds import check_full_length, greedy_sampling, load_runners
 from workbench.memory.capacity import (
     lasting_bytes_per_token,
     max_concurrent_sequences,
@@ -23,11 +24,32 @@ from workbench.memory.capacity import (
     spec_and_dtype,
     split_budget_into_pages,
 )
-from workbench.request import Request, SamplingParameters, random_token_ids
-from workbench.trace.events import Finished, Stepped
+from workbench.request import Request, random_token_ids
+from workbench.settings import Count, Settings
+from workbench.trace.events import Stepped
 
 ProgressCallback = Callable[[str], None]
-OUTPUT_TOKENS = 4  # tokens after the text whose memory is looked at
+OUTPUT_TOKENS = 4  # number of tokens decoded after the text, while memory is measured
+
+
+class DecodeSpeedSettings(Settings):
+    """Settings of decode speed: one sequence decodes at each context length, all variants in turn."""
+
+    model: str | None = None  # None is the model measured for quality
+    dtype: str | None = None
+    backend: str | None = None
+    contexts: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 512, 896)
+    tokens: Count = 16  # number of decode steps in each round
+    rounds: Count = 3
+
+
+class PoolSettings(Settings):
+    """Settings of capacity: an amount of memory, and the context length of the sequences that fill it."""
+
+    model: str | None = None
+    dtype: str | None = None
+    bytes: Count = 2**26
+    context: Count | None = None  # None is the model's maximum context
 
 
 def time_decode_steps(
@@ -37,9 +59,9 @@ def time_decode_steps(
     rounds: int,
     on_progress: ProgressCallback = lambda line: None,
 ) -> list[dict]:
-    """Time decode steps and return one row a runner and context: the seconds of each step.
+    """Time decode steps, and return one row for each runner and context, with the seconds of each step.
 
-    Every round takes `tokens` steps of each runner in turn; one warm-up round comes first."""
+    Every round takes `tokens` steps of each runner in turn, after one warm-up round."""
     rows = []
     for context in contexts:
         open_ones: dict[str, Iterator[Stepped]] = {}
@@ -47,7 +69,7 @@ def time_decode_steps(
             for name, runner in runners.items():
                 on_progress(f"decode at {context:,}: {name}")
                 open_ones[name] = _decoding(runner, context, tokens * (rounds + 1))
-                _take(open_ones[name], tokens)  # prefill, and what is compiled
+                _take(open_ones[name], tokens)  # prefill, and steps that compile
             seconds: dict[str, list[float]] = {name: [] for name in runners}
             for _ in range(rounds):
                 for name, steps in open_ones.items():
@@ -70,14 +92,13 @@ def _take(steps: Iterator[Stepped], count: int) -> list[Stepped]:
 
 
 def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
-    """Yield the decode steps of one sequence from `context` prompt tokens on."""
+    """Yield the decode steps of one sequence after a prompt of `context` tokens."""
     prompt = random_token_ids(random.Random(context), runner.model.spec.vocab_size, context)
-    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)
+    sampling = greedy_sampling(tokens + 1)
     events = runner.stream([Request(f"decode-{context}", prompt, sampling)])
     try:
         for event in events:
-            if isinstance(event, Finished) and event.reason != "length":
-                raise WorkbenchError(f"decode at a context of {context}: {event.error or event.reason}")
+            check_full_length(event, f"decode at a context of {context}")
             if isinstance(event, Stepped) and event.phase == "decode":
                 yield event
     finally:
@@ -85,16 +106,16 @@ def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
 
 
 def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
-    """Return the bytes of the pages that one sequence of len(ids) tokens holds while it decodes, in total and a token.
+    """Return the bytes of the pages that one sequence of len(ids) tokens holds while it decodes, in total and per
+    token.
 
     Bytes are counted from the tensors; tables of codecs, which all sequences share, are counted whole.
-    `stored_bytes_per_token` counts only the pages where tokens finally stay."""
+    `stored_bytes_per_token` counts only the pages where tokens are stored permanently."""
     sizes, pools = page_bytes(runner.store), runner.scheduler.pools
-    sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    sampling = greedy_sampling(OUTPUT_TOKENS)
     held = tokens = 0
     for event in runner.stream([Request("measured", tuple(ids[:-OUTPUT_TOKENS]), sampling)]):
-        if isinstance(event, Finished) and event.reason != "length":
-            raise WorkbenchError(f"memory of one sequence: {event.error or event.reason}")
+        check_full_length(event, "memory of one sequence")
         if (
             isinstance(event, Stepped)
             and event.phase == "decode"
@@ -111,10 +132,10 @@ def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def measure_capacity(variants: Mapping[str, Experiment], pool: PoolSettings) -> list[dict[str, Any]]:
-    """Run as many sequences as fit into pools of `pool.bytes`, for each variant.
+    """Run as many sequences as fit into pools of `pool.bytes` bytes, for each variant.
 
-    Returns `sequences` that the scheduler ran at once, `sequences_predicted` from the sizes, and the `pool_bytes` of
-    these pools."""
+    Returns `sequences`, the number that the scheduler ran at once, `sequences_predicted`, computed from the sizes, and
+    `pool_bytes`, the bytes of these pools."""
     rows = []
     for name, variant in variants.items():
         variant = with_model(variant, pool.model, pool.dtype if name != REFERENCE else None)
@@ -135,7 +156,7 @@ def measure_capacity(variants: Mapping[str, Experiment], pool: PoolSettings) -> 
 
 
 def validate_contexts(variants: Mapping[str, Experiment], settings: DecodeSpeedSettings) -> None:
-    """Raise WorkbenchError where a model's context is too short for the contexts to be timed."""
+    """Raise WorkbenchError if a context to be timed exceeds a model's maximum context."""
     longest = max(settings.contexts) + settings.tokens * (settings.rounds + 1)
     for variant in variants.values():
         context = spec_and_dtype(with_model(variant, settings.model, None))[0].max_position_embeddings
@@ -146,7 +167,8 @@ def validate_contexts(variants: Mapping[str, Experiment], settings: DecodeSpeedS
 def measure_decode_speed(
     variants: Mapping[str, Experiment], backend: str, settings: DecodeSpeedSettings, on_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Time decode steps of the variants and return their rows; the reference decodes on the backend of the others."""
+    """Time decode steps of the variants and return their rows. The reference model decodes on `settings.backend`, or
+    else on `backend`."""
     timed = {}
     for name, variant in variants.items():
         variant = with_model(variant, settings.model, settings.dtype if name != REFERENCE else None)
@@ -161,5 +183,6 @@ def measure_decode_speed(
 
 def with_model(experiment: Experiment, name: str | None, dtype: str | None) -> Experiment:
     changes: dict[str, Any] = {key: value for key, value in (("name", name), ("dtype", dtype)) if value is not None}
-    changes |= {} if name is None else {"context": None}  # that of the model whose quality is measured
+    # the context setting belongs to the model measured for quality
+    changes |= {} if name is None else {"context": None}
     return experiment.model_copy(update={"model": experiment.model.model_copy(update=changes)})

@@ -1,6 +1,7 @@
-"""Texts of a quality run, the same for the same seed: windows to score, prompts to continue, identifiers to copy.
+"""Cut the texts of a quality run, which are the same for the same seed: windows to score, prompts to continue,
+identifiers to copy.
 
-They are cut from held-out text for the demo model: modules of Python's standard library listed in the model's card.
+They are cut from held-out text of the demo model: modules of Python's standard library listed in the model's card.
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.engine.loaded_model import DEMO_FOLDER
+from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.experiment.settings import QualityWorkload
-from workbench.measure.quality.copying import Snippet, generate_snippets
-from workbench.measure.quality.teacher_forcing import ForcedText
+from workbench.experiment.experiment import Workload
 from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.settings import Count, Seed
 
 BEGIN, END = "<|begin|>", "<|end|>"
-MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class HeldOutTexts:
-    """Held-out texts by name. Modules whose bytes differ from those of the card are left out."""
+    """Held-out texts by name. Modules whose bytes differ from those recorded in the model's card are left out."""
 
     texts: dict[str, str]
     num_listed: int
@@ -40,7 +40,8 @@ class HeldOutTexts:
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A window of one text. Tokens from index `first_scored` on are scored; they have `num_bytes` bytes of text."""
+    """A window of one text. Tokens from index `first_scored` on are scored, and `num_bytes` is the number of bytes of
+    their text."""
 
     ids: tuple[int, ...]
     first_scored: int
@@ -49,25 +50,25 @@ class TextWindow:
 
 
 def held_out_modules(manifest: Path = DEMO_FOLDER / "corpus.json", library: Path | None = None) -> HeldOutTexts:
-    """Return the held-out modules of this Python, each verified by its SHA-256.
+    """Return the held-out modules of the running Python, each verified by its SHA-256.
 
-    Raises WorkbenchError where none is left: another version of Python has other sources."""
+    Raises WorkbenchError if none is left, because another version of Python has other sources."""
     texts, listed = _modules("held_out", manifest, library, None)
     return HeldOutTexts(texts, listed)
 
 
 def training_texts(max_bytes: int = 2**20) -> dict[str, str]:
     """Return texts that the demo models were trained on, by name: modules of Python's standard library, in the order of
-    a hash of their names, until `max_bytes` bytes are full.
+    a hash of their names, up to `max_bytes` bytes in total.
 
-    Raises WorkbenchError where this Python has none of them."""
+    Raises WorkbenchError if the running Python has none of them."""
     return _modules("training", DEMO_FOLDER / "corpus.json", None, max_bytes)[0]
 
 
 def _modules(
     side: Literal["held_out", "training"], manifest: Path, library: Path | None, max_bytes: int | None
 ) -> tuple[dict[str, str], int]:
-    """Return the verified modules of one side of the split, and how many the card lists."""
+    """Return the verified modules of one side of the split, and the number that the card lists."""
     library = library or Path(sysconfig.get_path("stdlib"))
     corpus = json.loads(manifest.read_text())
     listed = [entry for entry in corpus["files"] if entry["side"] == side]
@@ -86,16 +87,16 @@ def _modules(
     if not texts:
         raise WorkbenchError(
             f"none of the {len(listed)} {side.replace('_', '-')} modules of Python {corpus['python']} is here; run "
-            "with that version, or give a text of your own with --text"
+            "with that version, or pass your own text with --text"
         )
     return texts, len(listed)
 
 
 def cut_windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> list[TextWindow]:
-    """Cut texts into windows of `context` + 1 tokens, half of them new.
+    """Cut texts into windows of `context` + 1 tokens that overlap by half.
 
-    Every token but the first of a text is scored in exactly one window. Only a text's first tokens are predicted from
-    less than half a context."""
+    Every token of a text but the first is scored in exactly one window. All but a text's first tokens are predicted
+    from at least half a context."""
     size = cache(lambda token: len(tokenizer.token_bytes(token)))
     return [window for name, text in sorted(texts.items()) for window in _cut(tokenizer, name, text, context, size)]
 
@@ -116,73 +117,49 @@ def _cut(tokenizer: Tokenizer, name: str, text: str, context: int, size: Callabl
 
 
 def sample_windows(windows: Sequence[TextWindow], count: int, seed: int, min_tokens: int = 0) -> Sequence[TextWindow]:
-    """Draw `count` windows of at least `min_tokens` tokens without repetition; the same for the same seed."""
+    """Draw `count` different windows of at least `min_tokens` tokens; the same for the same seed."""
     long = [window for window in windows if len(window.ids) >= min_tokens]
     if len(long) < count:
         raise WorkbenchError(
-            f"{len(long)} windows of at least {min_tokens} tokens in these texts, {count} are asked for"
+            f"{len(long)} windows of at least {min_tokens} tokens in these texts, but {count} are needed"
         )
     return random.Random(seed).sample(long, count)
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens before and after a text; a model in use gets its tokenizer's own begin token."""
+    """Return the tokens before and after a text: the begin and end tokens of the demo models, else the begin token
+    alone.
+    """
     control = tokenizer.special_token_ids
     if BEGIN in control and END in control:
         return (control[BEGIN],), (control[END],)
     return tokenizer.bos_token_ids, ()
 
 
-@dataclass(frozen=True)
-class QualityTexts:
-    """Texts of a quality run. `metadata` names their sources, for the record."""
+class HeldOutWorkload(Workload):
+    """Continue prompts that are cut from texts outside the model's training data."""
 
-    windows: Sequence[TextWindow]
-    prompts: Sequence[tuple[int, ...]]
-    snippets: Sequence[Snippet]
-    metadata: dict[str, Any]
-    num_decoded: int
+    texts: tuple[str, ...] = ()  # text files; without any: the modules held out from the demo model's training
+    prompts: Count = 8
+    prompt_tokens: Count = 96
+    seed: Seed = 0
 
-    @classmethod
-    def from_workload(cls, workload: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
-        """Build the texts of a workload for a model with this `context`. Raises WorkbenchError where they are too short
-        or unreadable."""
-        if (workload.context or 0) > context:
-            raise WorkbenchError(f"workload.context {workload.context}: above the model's own, {context}")
-        context = workload.context or context
-        texts, about = read_texts(workload.texts)
-        if workload.decode + 2 > context:
-            raise WorkbenchError(f"workload.decode {workload.decode}: must be below the model's context of {context}")
-        least = max(workload.decode + 2, context // 2)
-        every = cut_windows(tokenizer, texts, context - 1)
-        scored = sample_windows(every, workload.windows, workload.seed, least)
-        length = max(1, min(context // 2, context - workload.greedy_tokens))
-        beginnings = sample_windows(every, workload.greedy_prompts, workload.seed + 1, MIN_PROMPT_TOKENS)
-        asked: Sequence[Snippet] = ()
-        if workload.copying is not None:
-            tokens = context * 9 // 10 if workload.copying.tokens == "auto" else workload.copying.tokens
-            if tokens >= context:
-                raise WorkbenchError(
-                    f"workload.copying.tokens {tokens}: must be below the model's context of {context}"
-                )
-            asked = generate_snippets(tokenizer, workload.copying.names, tokens, workload.copying.depths, workload.seed)
-        about |= {"windows": sorted({window.name for window in scored}), "context": context}
-        return cls(scored, [window.ids[:length] for window in beginnings], asked, about, workload.decode)
-
-    @property
-    def scored(self) -> list[ForcedText]:
-        """Return the windows to score; the last tokens of each are decoded one at a time."""
-        return [
-            ForcedText(window.ids, window.first_scored, len(window.ids) - self.num_decoded) for window in self.windows
-        ]
-
-    @property
-    def scored_bytes(self) -> int:
-        return sum(window.num_bytes for window in self.windows)
+    def draw_windows(self, runner: Runner, more_tokens: int = 0) -> tuple[Sequence[TextWindow], dict[str, Any]]:
+        """Draw windows of a prompt and `more_tokens`, and describe their texts (WorkbenchError for a model without a
+        tokenizer).
+        """
+        if runner.tokenizer is None:
+            name = runner.config.model.name
+            raise WorkbenchError(
+                f"workload.kind {self.kind}: model {name!r} has no tokenizer, and the prompts are texts"
+            )
+        texts, about = read_texts(self.texts)
+        length = self.prompt_tokens + more_tokens
+        return sample_windows(cut_windows(runner.tokenizer, texts, length), self.prompts, self.seed, length), about
 
 
 def read_texts(files: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return texts by name, and their sources: the held-out modules where no files are given."""
+    """Return texts by name, and a description of their source. Without `files` these are the held-out modules."""
     if not files:
         modules = held_out_modules()
         return modules.texts, {"texts": "held-out modules", "known": modules.num_verified, "listed": modules.num_listed}

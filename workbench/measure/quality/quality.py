@@ -1,118 +1,273 @@
-"""Quality and cost of attention variants and cache formats, each compared with the same model in float32 with a dense
-cache.
+"""Measure quality and cost of attention variants and cache formats, each compared with the same model in float32 with a
+dense cache.
 
-Greedy outputs are compared by the first token in which they differ from the reference's.
+Greedy outputs are compared by the first token that differs from the reference output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import runner_for
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.settings import QualityWorkload
+from workbench.experiment.experiment import (
+    Experiment,
+    Predictions,
+    ProgressCallback,
+    Rows,
+    ServedRequests,
+    VariantResults,
+    Workload,
+    WorkloadCost,
+)
 from workbench.experiment.variants import (
     REFERENCE,
-    Rows,
-    VariantResults,
+    described,
     every_variant,
     reference_experiment,
-    settings_text,
 )
-from workbench.measure.predictions import Predictions
-from workbench.measure.quality.copying import mean_by_depth, measure_copying
-from workbench.measure.quality.costs import cache_bytes, measure_capacity, measure_decode_speed, validate_contexts
-from workbench.measure.quality.held_out import QualityTexts
+from workbench.experiment.verdict import VariantRows
+from workbench.figures.figure import Figure
+from workbench.measure import chart as pareto
+from workbench.measure.predictions import MeasuredHardware, predict_each, roofline_seconds
+from workbench.measure.quality.copying import (
+    CopyingSettings,
+    Snippet,
+    generate_snippets,
+    mean_by_depth,
+    measure_copying,
+)
+from workbench.measure.quality.costs import (
+    DecodeSpeedSettings,
+    PoolSettings,
+    cache_bytes,
+    measure_capacity,
+    measure_decode_speed,
+    validate_contexts,
+    with_model,
+)
+from workbench.measure.quality.held_out import TextWindow, cut_windows, read_texts, sample_windows
 from workbench.measure.quality.teacher_forcing import (
+    ForcedText,
     ReferenceLogits,
     TokenDivergences,
     measure_divergence,
     self_divergence,
 )
+from workbench.measure.rounds import check_full_length, greedy_sampling
+from workbench.measure.simulated import sizes_of, step_cost_of
+from workbench.memory.capacity import spec_and_dtype
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.request import Request
+from workbench.settings import Count, Seed
+from workbench.units import Measure, rate, share
 
-ProgressCallback = Callable[[str], None]
+MIN_PROMPT_TOKENS = 16
+
+
+class QualityWorkload(Workload):
+    """Compare each variant with the same model in float32 with a dense cache, on held-out text."""
+
+    measures: ClassVar = (
+        Measure("bits_per_byte", "bits/byte", "bits/byte", "min"),
+        Measure("kl_*", "KL {}", "nats", "min"),
+        share("same_top", "same top token"),
+        share("greedy_equal"),
+        Measure("first_divergence", "first divergence", "tokens", "max"),
+        Measure("scored_tokens", "scored tokens", "tokens"),
+        share("copied"),
+        Measure("copy_gain", "copy gain", "nats/token", "max"),
+        share("copying_*_copied", "copied, depth {}"),
+        Measure("copying_*_gain", "copy gain, depth {}", "nats/token", "max"),
+        Measure("copying_*_distance", "distance, depth {}", "tokens"),
+        Measure("weight_bytes", "weights", "bytes", "min"),
+        Measure("kv_bytes", "KV cache", "bytes", "min"),
+        Measure("kv_tokens", "cached tokens measured", "tokens"),
+        Measure("bytes_per_token", "KV cache a token", "bytes/token", "min"),
+        Measure("stored_bytes_per_token", "lasting KV cache per token", "bytes/token", "min"),
+        Measure("sequences", "sequences that fit", "", "max"),
+        Measure("sequences_predicted", "predicted sequences that fit", "", "max"),
+        Measure("sequence_tokens", "tokens of a sequence that fits", "tokens"),
+        Measure("pool_bytes", "page pool", "bytes"),
+        rate("decode_tokens_per_s_*", "decode at {}", "tokens"),
+    )
+    kind: Literal["quality"] = "quality"
+    texts: tuple[str, ...] = ()  # text files; without any: the modules held out from the demo model's training
+    windows: Count = 12  # number of text windows; the second half of each is scored
+    context: Count | None = None  # tokens of a window and of all other measurements; None is the model's maximum
+    decode: Count = 64  # number of tokens at the end of each window that are decoded one at a time
+    greedy_prompts: Count = 8
+    greedy_tokens: Count = 64
+    copying: CopyingSettings | None = CopyingSettings()
+    speed: DecodeSpeedSettings | None = DecodeSpeedSettings()
+    pool: PoolSettings | None = PoolSettings()
+    seed: Seed = 0
+
+    def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
+        """Measure every variant of an experiment with a quality workload. The reference is the first row.
+
+        `predicted`, the result of `predict_variants`, is added to the variants' rows."""
+        variants = {REFERENCE: reference_experiment(experiment), **every_variant(experiment)}
+        timed = 0 if self.speed is None else 1 + len(self.speed.contexts)
+        on_progress = StageCounter(on_progress, 2 + len(variants) * (1 + timed))
+        if self.speed is not None:
+            validate_contexts(variants, self.speed)
+        fits = measure_capacity(variants, self.pool) if self.pool is not None else [{}] * len(variants)
+        on_progress("loading")
+        exact = runner_for(variants[REFERENCE])
+        if exact.tokenizer is None:
+            raise WorkbenchError(f"quality: model {experiment.model.name!r} has no tokenizer and cannot score text")
+        texts = QualityTexts.from_workload(self, exact.tokenizer, exact.model.spec.max_position_embeddings)
+        on_progress("reference")
+        reference = ReferenceLogits.compute(exact, texts.scored)
+        spoken = greedy_outputs(exact, texts.prompts, self.greedy_tokens)
+        found = VariantResults([], texts.metadata, {"places": [], "greedy": [], "copying": []})
+        for name, variant in variants.items():
+            on_progress(name)
+            known = name == REFERENCE  # the reference's own result is known from above
+            runner = exact if known else runner_for(variant)
+            row: dict[str, Any] = {**described(experiment, name, runner.core.backends)}
+            row["weight_bytes"] = runner.model.weight_bytes
+            if predicted and not known:
+                row["predicted"] = predicted["variants"][name]
+            places = self_divergence(reference) if known else measure_divergence(runner, reference)
+            row |= cache_bytes(runner, texts.windows[0].ids) | places.summary(texts.scored_bytes)
+            outputs = spoken if known else greedy_outputs(runner, texts.prompts, self.greedy_tokens)
+            row |= _greedy(found, name, spoken, outputs)
+            if texts.snippets:
+                row |= _copying(found, name, measure_copying(runner, texts.snippets))
+            found.tables["places"] += _columns_as_rows(name, places)
+            found.rows.append(row | fits[len(found.rows)])
+            del runner
+        if self.speed is not None:
+            found.tables["speed"] = measure_decode_speed(variants, experiment.backend, self.speed, on_progress)
+            for row in found.rows:
+                mine = [each for each in found.tables["speed"] if each["variant"] == row["variant"]]
+                row["decode_backend"] = mine[0]["backend"]
+                row["decode_tokens_per_s"] = {str(each["context"]): each["tokens_per_s"] for each in mine}
+        return found
+
+    def predict(self, experiment: Experiment, on_progress: ProgressCallback) -> Predictions:
+        if self.speed is None:
+            return super().predict(experiment, on_progress)
+        return predict_each(experiment, on_progress, _predict_decode_speed)
+
+    def chart(self, rows: VariantRows, title: str) -> Figure:
+        return pareto.chart(rows, title)
+
+    def cost(self, experiment: Experiment) -> WorkloadCost:
+        """Return the requests and bytes of a run: scored windows, one sequence to measure memory, greedy outputs and
+        copying, for both the reference and the variant."""
+        spec = spec_and_dtype(experiment)[0]
+        max_context, vocab = spec.max_position_embeddings, spec.vocab_size
+        if (self.context or 0) > max_context:
+            raise WorkbenchError(f"workload.context {self.context}: above the model's own, {max_context}")
+        context = self.context or max_context
+        if self.decode + 2 > context:
+            raise WorkbenchError(f"workload.decode {self.decode}: must be below the context of {context}")
+        lengths: Counter[tuple[int, int]] = Counter()
+        lengths[max(1, context - self.decode), self.decode] += self.windows
+        lengths[max(1, min(context // 2, context - self.greedy_tokens)), self.greedy_tokens] += self.greedy_prompts
+        if self.copying is not None:
+            tokens = context * 9 // 10 if self.copying.tokens == "auto" else self.copying.tokens
+            lengths[tokens, 1] += self.copying.names * (len(self.copying.depths) + 1)
+        served = [ServedRequests(reference_experiment(experiment), lengths), ServedRequests(experiment, lengths)]
+        if self.speed is not None:
+            steps = self.speed.tokens * (self.speed.rounds + 1)
+            for each, dtype in ((reference_experiment(experiment), None), (experiment, self.speed.dtype)):
+                alone = with_model(each, self.speed.model, dtype)
+                alone = alone.model_copy(update={"schedule": alone.schedule.model_copy(update={"max_num_seqs": 1})})
+                served.append(ServedRequests(alone, dict.fromkeys(((one, steps) for one in self.speed.contexts), 1)))
+        logits = self.windows * context // 2 * vocab * 4  # bytes of the reference's logits
+        return WorkloadCost(tuple(served), other_bytes=logits)
+
+
+@dataclass(frozen=True)
+class QualityTexts:
+    """The texts of a quality run. `metadata` names their sources for the record."""
+
+    windows: Sequence[TextWindow]
+    prompts: Sequence[tuple[int, ...]]
+    snippets: Sequence[Snippet]
+    metadata: dict[str, Any]
+    num_decoded: int
+
+    @classmethod
+    def from_workload(cls, workload: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
+        """Build the texts of a workload for a model with this `context`. Raises WorkbenchError if texts are too short
+        or cannot be read."""
+        if (workload.context or 0) > context:
+            raise WorkbenchError(f"workload.context {workload.context}: above the model's own, {context}")
+        context = workload.context or context
+        texts, about = read_texts(workload.texts)
+        if workload.decode + 2 > context:
+            raise WorkbenchError(f"workload.decode {workload.decode}: must be below the model's context of {context}")
+        least = max(workload.decode + 2, context // 2)
+        every = cut_windows(tokenizer, texts, context - 1)
+        scored = sample_windows(every, workload.windows, workload.seed, least)
+        length = max(1, min(context // 2, context - workload.greedy_tokens))
+        beginnings = sample_windows(every, workload.greedy_prompts, workload.seed + 1, MIN_PROMPT_TOKENS)
+        asked: Sequence[Snippet] = ()
+        if workload.copying is not None:
+            tokens = context * 9 // 10 if workload.copying.tokens == "auto" else workload.copying.tokens
+            if tokens >= context:
+                raise WorkbenchError(
+                    f"workload.copying.tokens {tokens}: must be below the model's context of {context}"
+                )
+            asked = generate_snippets(tokenizer, workload.copying.names, tokens, workload.copying.depths, workload.seed)
+        about |= {"windows": sorted({window.name for window in scored}), "context": context}
+        return cls(scored, [window.ids[:length] for window in beginnings], asked, about, workload.decode)
+
+    @property
+    def scored(self) -> list[ForcedText]:
+        """Return the windows to score. The last tokens of each are decoded one at a time, all others prefilled."""
+        return [
+            ForcedText(window.ids, window.first_scored, len(window.ids) - self.num_decoded) for window in self.windows
+        ]
+
+    @property
+    def scored_bytes(self) -> int:
+        return sum(window.num_bytes for window in self.windows)
+
+
+def _predict_decode_speed(experiment: Experiment, measured_hardware: MeasuredHardware) -> dict[str, Any]:
+    """Predict the tokens per second of one decoding sequence, by context length."""
+    part = cast(DecodeSpeedSettings, cast(QualityWorkload, experiment.workload).speed)
+    timed = with_model(experiment, part.model, part.dtype)
+    sizes = sizes_of(timed)
+    hardware, cost = measured_hardware(sizes, spec_and_dtype(timed)[1]), step_cost_of(sizes)
+    steps = {str(context): roofline_seconds([cost([(context, 1)], 1)], hardware) for context in part.contexts}
+    rates = {context: 1 / time for context, time in steps.items()}
+    return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "decode_tokens_per_s": rates}
 
 
 def greedy_outputs(runner: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[tuple[int, ...]]:
-    """Return the `tokens` most likely tokens after each prompt."""
-    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    """Return for each prompt the `tokens` greedy tokens that follow it."""
+    sampling = greedy_sampling(tokens)
     ends = generate(runner, [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)])
     for name, end in ends.items():
-        if end.reason != "length":
-            raise WorkbenchError(f"greedy prompt {name}: {end.error or end.reason}")
+        check_full_length(end, f"greedy prompt {name}")
     return [ends[str(index)].token_ids for index in range(len(prompts))]
 
 
 def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the index of the first token that differs; None where all are equal."""
+    """Return the index of the first token that differs; None if all are equal."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
 
 
 def greedy_divergence_summary(first_divergences: Sequence[int | None], tokens: int) -> dict[str, float]:
-    """Summarize first divergences. `greedy_equal` is the fraction of equal outputs; these enter the mean with their
-    whole length."""
+    """Return a summary of first divergences. `greedy_equal` is the fraction of equal outputs; in the mean divergence
+    these count with their full length."""
     return {
         "greedy_equal": sum(place is None for place in first_divergences) / len(first_divergences),
         "first_divergence": sum(tokens if place is None else place for place in first_divergences)
         / len(first_divergences),
     }
-
-
-def measure_quality(
-    experiment: Experiment, on_progress: ProgressCallback = lambda line: None, predicted: Predictions | None = None
-) -> VariantResults:
-    """Measure every variant of an experiment with a quality workload. The reference is the first row.
-
-    `predicted`, from `predict_variants`, is added to the variants' rows."""
-    work = cast(QualityWorkload, experiment.workload)
-    variants = {REFERENCE: reference_experiment(experiment), **every_variant(experiment)}
-    timed = 0 if work.speed is None else 1 + len(work.speed.contexts)
-    on_progress = StageCounter(on_progress, 2 + len(variants) * (1 + timed))
-    if work.speed is not None:
-        validate_contexts(variants, work.speed)
-    fits = measure_capacity(variants, work.pool) if work.pool is not None else [{}] * len(variants)
-    on_progress("loading")
-    exact = runner_for(variants[REFERENCE])
-    if exact.tokenizer is None:
-        raise WorkbenchError(f"quality: model {experiment.model.name!r} has no tokenizer, so it can score no text")
-    texts = QualityTexts.from_workload(work, exact.tokenizer, exact.model.spec.max_position_embeddings)
-    on_progress("reference")
-    reference = ReferenceLogits.compute(exact, texts.scored)
-    spoken = greedy_outputs(exact, texts.prompts, work.greedy_tokens)
-    found = VariantResults([], texts.metadata, {"places": [], "greedy": [], "copying": []})
-    for name, variant in variants.items():
-        on_progress(name)
-        known = name == REFERENCE  # what it says is known from above
-        runner = exact if known else runner_for(variant)
-        row: dict[str, Any] = {
-            "variant": name,
-            "settings": settings_text(experiment, name),
-            "backend": str(runner.core.backends),
-        }
-        row["weight_bytes"] = runner.model.weight_bytes
-        if predicted is not None and not known:
-            row["predicted"] = predicted["variants"][name]
-        places = self_divergence(reference) if known else measure_divergence(runner, reference)
-        row |= cache_bytes(runner, texts.windows[0].ids) | places.summary(texts.scored_bytes)
-        outputs = spoken if known else greedy_outputs(runner, texts.prompts, work.greedy_tokens)
-        row |= _greedy(found, name, spoken, outputs)
-        if texts.snippets:
-            row |= _copying(found, name, measure_copying(runner, texts.snippets))
-        found.tables["places"] += _columns_as_rows(name, places)
-        found.rows.append(row | fits[len(found.rows)])
-        del runner
-    if work.speed is not None:
-        found.tables["speed"] = measure_decode_speed(variants, experiment.backend, work.speed, on_progress)
-        for row in found.rows:
-            mine = [each for each in found.tables["speed"] if each["variant"] == row["variant"]]
-            row["decode_backend"] = mine[0]["backend"]
-            row["decode_tokens_per_s"] = {str(each["context"]): each["tokens_per_s"] for each in mine}
-    return found
 
 
 def _greedy(found: VariantResults, name: str, spoken: Sequence, outputs: Sequence) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Teacher forcing: run known texts through a runner as if it generated them, and score each token.
+"""Run known texts through a runner as if it generated them ("teacher forcing"), and score each token.
 
-The run is like serving: chunked prefill and decode, pages, the cache's own format, the backend. Only the next token is
-taken from the text, and logits of more positions than the last are computed. Two models' next-token distributions are
+The run is like serving: chunked prefill and decode, pages, cache format, backend. The differences: the next token is
+taken from the text, and logits are computed at every scored position. Next-token distributions of two models are
 compared token by token over the same texts.
 """
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from workbench.engine.runner import Runner, generate
-from workbench.errors import WorkbenchError
 from workbench.executors.step_runner import Forward, StepHook
-from workbench.request import Request, SamplingParameters, Sequence
+from workbench.measure.rounds import check_full_length, greedy_sampling
+from workbench.request import Request, Sequence
 from workbench.runs.metrics import percentile
 from workbench.sampling.combiners import OtherLogits
 from workbench.sampling.sampler import Sampler
@@ -30,7 +30,7 @@ from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import StepPlan
 
 LogitsCallback = Callable[[int, int, Tensor], None]
-MAX_ROWS_PER_COMPARISON = 512  # rows compared at once: the default maximum of a step
+MAX_ROWS_PER_COMPARISON = 512  # rows of logits compared at once: the default maximum of a step
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ForcedText:
 
 
 def score_texts(runner: Runner, texts: abc.Sequence[ForcedText], on_logits: LogitsCallback) -> None:
-    """Run all texts with teacher forcing and pass on the logits of every scored position.
+    """Run all texts with teacher forcing and pass the logits of every scored position to `on_logits`.
 
     Args:
         runner: The runner to use; its sampler and proposer are restored at the end.
@@ -62,21 +62,20 @@ def score_texts(runner: Runner, texts: abc.Sequence[ForcedText], on_logits: Logi
             computed, in order within a text.
 
     Raises:
-        WorkbenchError: Where a text does not run to its end.
+        WorkbenchError: If a text does not run to its end.
     """
     requests = [
         Request(
             str(index),
             text.ids[: text.num_prompt_tokens],
-            SamplingParameters(temperature=0.0, max_tokens=len(text.ids) - text.num_prompt_tokens, ignore_eos=True),
+            greedy_sampling(len(text.ids) - text.num_prompt_tokens),
         )
         for index, text in enumerate(texts)
     ]
     with _replaced(runner, _Scoring(texts, on_logits), _ForcedSampler(texts)):
         ends = generate(runner, requests)
     for name, end in ends.items():
-        if end.reason != "length":
-            raise WorkbenchError(f"text {name} of {len(texts[int(name)].ids)} tokens: {end.error or end.reason}")
+        check_full_length(end, f"text {name} of {len(texts[int(name)].ids)} tokens")
 
 
 class _Scoring:
@@ -84,7 +83,8 @@ class _Scoring:
 
     def __init__(self, texts: abc.Sequence[ForcedText], on_logits: LogitsCallback):
         self.texts, self.note = texts, on_logits
-        self.next = [text.first_scored - 1 for text in texts]  # positions: what is computed again is not noted again
+        # next positions to score; recomputed positions are not scored twice
+        self.next = [text.first_scored - 1 for text in texts]
 
     def __call__(self, forward: Forward, plan: StepPlan) -> Tensor:
         indices = [int(span.sequence.request_id) for span in plan.spans]
@@ -149,7 +149,7 @@ class ReferenceLogits:
         return found
 
     def logits_from(self, index: int, first: int, count: int) -> Tensor:
-        """Return the logits of `count` tokens of a text from token `first` on: [token, vocab]."""
+        """Return the logits [token, vocab] of `count` tokens of a text, starting at token `first`."""
         if len(self.rows[index]) > 1:
             self.rows[index] = [torch.cat(self.rows[index])]
         start = first - self.texts[index].first_scored
@@ -158,10 +158,10 @@ class ReferenceLogits:
 
 @dataclass
 class TokenDivergences:
-    """One column a metric, one row a scored token.
+    """One column for each metric, one row for each scored token.
 
-    `nats` is the token's negative log-probability, `kl` is KL(reference || model) in nats, `same_top` tells whether
-    both have the same most likely token."""
+    `nats` is the token's negative log-probability, `kl` is KL(reference || model) in nats, `same_top` is true if both
+    have the same most likely token."""
 
     text: list[int] = field(default_factory=list)
     token: list[int] = field(default_factory=list)
@@ -182,7 +182,7 @@ class TokenDivergences:
 
 
 def self_divergence(reference: ReferenceLogits) -> TokenDivergences:
-    """Return the divergences of the reference from itself, without running it again."""
+    """Return the token divergences of a reference from itself (KL 0), without running it again."""
     places = TokenDivergences()
     for index, text in enumerate(reference.texts):
         for first in range(text.first_scored, len(text.ids), MAX_ROWS_PER_COMPARISON):
@@ -193,8 +193,8 @@ def self_divergence(reference: ReferenceLogits) -> TokenDivergences:
 
 
 def measure_divergence(runner: Runner, reference: ReferenceLogits) -> TokenDivergences:
-    """Run the reference's texts through `runner` and compare the logits at every scored position. Memory: the logits of
-    one step.
+    """Run the reference's texts through `runner` and compare the logits at every scored position. Holds the logits of
+    one step in memory at a time.
 
     Example: `workbench.measure_divergence(runner, reference)`
     """
@@ -211,7 +211,8 @@ def measure_divergence(runner: Runner, reference: ReferenceLogits) -> TokenDiver
 def append_divergences(
     divergences: TokenDivergences, text: int, first: int, reference_logits: Tensor, logits: Tensor, ids: Tensor
 ) -> None:
-    """Append rows for the logits [token, vocab] of both models and the tokens that followed, computed in float64."""
+    """Append one row per scored token to `divergences`, from the logits [token, vocab] of both models and the tokens
+    that follow; computed in float64."""
     p, q = reference_logits.double().log_softmax(-1), logits.double().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
     divergences.text += [text] * len(ids)

@@ -1,1 +1,3 @@
-"""Formats in which a model's tensors are stored, each a file; `open_checkpoint` chooses by what lies at the path."""
+"""Read the storage formats of a model's tensors, one file each; `open_checkpoint` chooses the format by the files at a
+path.
+"""

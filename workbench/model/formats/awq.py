@@ -1,4 +1,4 @@
-"""AWQ, 4 bits, in the order of its GEMM kernel (`quant_method: awq`, `version: gemm`).
+"""Read AWQ weights of 4 bits, in the order of AWQ's GEMM kernel (`quant_method: awq`, `version: gemm`).
 
 `qweight` [in, out / 8] and `qzeros` [group, out / 8] hold eight outputs in a word of int32: nibble j, the lowest first,
 is output 8 c + ORDER[j]. `scales` [group, out]. w = (q - z) * scale.
@@ -54,15 +54,16 @@ def _nibbles(words: Tensor) -> Tensor:
 
 
 def awq_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return the matrices that `config` says are stored as AWQ, by the names of dense ones, and the format in words.
-    Raises WorkbenchError for variants that are not read, and where tensors disagree with the config."""
-    names = {"bits": "w_bit", "group_size": "q_group_size"}  # and what older files call them
+    """Return the AWQ matrices of a folder under their dense names, and a description of the format. Raises
+    WorkbenchError for unsupported variants, and if tensors disagree with the config.
+    """
+    names = {"bits": "w_bit", "group_size": "q_group_size"}  # and their names in older files
     bits, group = (old if config.get(name) is None else name for name, old in names.items())
     if config.integer(bits) != 4:
         raise config.invalid(bits, config.get(bits), "4")
     version = str(config.get("version") or "gemm").lower()
     if version != "gemm":
-        raise config.invalid("version", version, "gemm: the others' layouts are not read")
+        raise config.invalid("version", version, "gemm: other layouts are not read")
     if config.get("backend") not in (None, "autoawq"):
         raise config.invalid("backend", config.get("backend"), "autoawq")
     size = -1 if config.get(group) == -1 else config.integer(group)

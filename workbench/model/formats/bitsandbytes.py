@@ -1,4 +1,4 @@
-"""bitsandbytes, 4 bits (NF4, FP4) and INT8 (`quant_method: bitsandbytes`).
+"""Read bitsandbytes weights of 4 bits (NF4, FP4) and INT8 (`quant_method: bitsandbytes`).
 
 4 bits: `weight` uint8 [n / 2, 1] is the flattened matrix, the higher nibble first; a nibble is an index of
 `weight.quant_map` (16 numbers), times `weight.absmax` of its block of values. `weight.quant_state.bitsandbytes__nf4` is
@@ -65,8 +65,9 @@ class Bits8Tensor(PackedTensor):
 
 
 def bitsandbytes_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return the matrices that `config` says bitsandbytes stored, by their names, and the format in words. Raises
-    WorkbenchError for variants that are not read, and where tensors disagree with the config."""
+    """Return the bitsandbytes matrices of a folder by name, and a description of the format. Raises WorkbenchError for
+    unsupported variants, and if tensors disagree with the config.
+    """
     four = config.boolean("load_in_4bit")
     if four == config.boolean("load_in_8bit"):
         raise WorkbenchError(f"{config.source}: one of load_in_4bit and load_in_8bit must be true")

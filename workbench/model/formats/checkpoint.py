@@ -1,4 +1,6 @@
-"""A model on disk, whatever its format: a config and tensors that are read one at a time."""
+"""Define the interface of a model on disk, independent of its format: a config, and tensors that are read one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ QuantizedKind = Literal["int8", "int4", "int3", "int2", "fp8", "mxfp4"]
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [row, column] in few bits, one value an element: `(codes - zeros) * scales + minima`.
+    """A quantized matrix [row, column]: each element is `(code - zero) * scale + minimum`.
 
     Args:
-        kind: what a code is. `int8` to `int2`: signed integers; `fp8`: float8_e4m3fn; `mxfp4`: indices of E2M1.
-        codes: returns the codes, unpacked when called: [row, column], int8, float8_e4m3fn or uint8.
+        kind: the kind of code. `int8` to `int2`: signed integers; `fp8`: float8_e4m3fn; `mxfp4`: indices of E2M1.
+        codes: a function that unpacks and returns the codes: [row, column], int8, float8_e4m3fn or uint8.
         scales: [row // rows, column // group], rounded up, floats.
         group: columns that share a scale.
         rows: rows that share a scale.
-        zeros: int8 or int16, as the scales, in units of a code; None where all are 0.
-        minima: as the scales, floats, in place of zeros: 4-bit codes are 0 to 15 then. None where there are none.
-        group_index: the group of each column, int32, where groups are not runs of columns.
+        zeros: int8 or int16, in the shape of the scales, in units of a code; None if all are 0.
+        minima: floats in the shape of the scales, used instead of zeros (4-bit codes are then 0 to 15); None without
+            minima.
+        group_index: the group of each column, int32, if groups are not consecutive columns.
     """
 
     kind: QuantizedKind
@@ -62,13 +65,13 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True)
 class StoredTensor(ABC):
-    """A tensor under the name and in the shape that the family stores it in; numbers are read when they are asked for.
+    """A tensor of a model on disk, with the family's name and shape; its numbers are read on demand.
 
     Args:
-        file: where it lies, for errors.
+        file: its file, for error messages.
         dtype: the name of the stored type, as its format has it: F32, BF16, I8, Q4_K, ...
-        shape: of the dense tensor, also where it is stored packed.
-        nbytes: what it takes in its files, scales and zeros included.
+        shape: the shape of the dense tensor, even if it is stored packed.
+        nbytes: its bytes in the files, scales and zeros included.
     """
 
     file: Path
@@ -78,28 +81,31 @@ class StoredTensor(ABC):
 
     @abstractmethod
     def read(self) -> Tensor:
-        """Return the tensor as floats, exactly as its format defines them: the stored type where that is a float, and
-        float32 where it is quantized. A view of the mapped file where that is possible."""
+        """Return the tensor as floats, exactly as its format defines them: in the stored type if that is a float, in
+        float32 if it is quantized. The result is a view of the mapped file if that is possible."""
 
     def read_into(self, out: Tensor) -> None:
-        """Read the tensor into a contiguous one of its shape, cast to its type."""
+        """Read the tensor into `out`, a contiguous tensor of the same shape, cast to the type of `out`."""
         out.copy_(self.read())
 
     def problem(self) -> str | None:
-        """Return why its numbers cannot be read, from what the header says; None where they can."""
+        """Return the reason why the numbers cannot be read, found in the header only; None if they can."""
         return None
 
     def quantized(self) -> QuantizedMatrix | None:
-        """Return the matrix, or those of a stack one below the other, in its few bits, where it is stored so: scales
-        are read, codes when they are asked for. None where it is dense, or its format is none of these kinds."""
+        """Return the tensor as a quantized matrix: scales are read now, codes on demand. The matrices of a stack are
+        concatenated along rows. None for a dense tensor, and for a format that `QuantizedMatrix` does not express.
+        """
         return None
 
     def own_format(self) -> MatrixFormat | None:
-        """Return the format that a matrix is stored in, bit for bit: in words, or float16; None where it is in none."""
+        """Return the in-memory format (packed words or float16) that holds a stored matrix bit for bit; None if there
+        is none.
+        """
         return None
 
     def fill(self, stored: Sequence[Tensor]) -> None:
-        """Write the tensors of a matrix as `own_format` stores them."""
+        """Write the tensors of a matrix (codes, scales, minima) into `stored`, in the format `own_format`."""
         raise NotImplementedError
 
 
@@ -109,11 +115,11 @@ class Checkpoint:
 
     Args:
         path: its folder or file.
-        config: what its config.json says, or would say.
-        tensors: by the names that the family's safetensors files have; fused and packed ones under their dense names.
-        format: the format in words, for messages: "safetensors", "GPTQ 4 bits in groups of 128", ...
-        names: the tensors' names, where they are not those of the family's safetensors files.
-        kept: what was found of parameters that can stay in their few bits (see hf/kept.py), for the next who asks.
+        config: its config.json, or the equivalent.
+        tensors: tensors by the names in the family's safetensors files; fused and packed ones under their dense names.
+        format: a description of the format, for messages: "safetensors", "GPTQ 4 bits in groups of 128", ...
+        names: the tensors' names, if they differ from those of the family's safetensors files.
+        kept: cached results on parameters that can stay quantized (see hf/kept.py).
     """
 
     path: Path

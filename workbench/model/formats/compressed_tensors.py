@@ -1,4 +1,4 @@
-"""compressed-tensors (`quant_method: compressed-tensors`, llm-compressor's): integers, FP8 and MXFP4.
+"""Read weights in the format of llm-compressor (`quant_method: compressed-tensors`): integers, FP8 and MXFP4.
 
 Tensors of a matrix [out, in], by `format`:
 
@@ -10,8 +10,8 @@ Tensors of a matrix [out, in], by `format`:
 - mxfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], the lower nibble first, `weight_scale` uint8
   [out, in / 32]: 2^(scale - 127).
 
-`config_groups` say by name, by regular expression (`re:`) or by the class Linear which matrices are of which scheme,
-`ignore` which are dense. Schemes of activations are not carried out: activations stay in the model's type.
+Each of the `config_groups` is a scheme with its matrices, listed by name, by regular expression (`re:`) or as the class
+Linear; `ignore` lists dense matrices. Schemes for activations are ignored: activations stay in the model's type.
 
 https://github.com/vllm-project/compressed-tensors: compressors/*/base.py, quantization/quant_config.py.
 """
@@ -67,7 +67,7 @@ class _Scheme:
 
 @dataclass(frozen=True)
 class CompressedIntegers(PackedTensor):
-    """A matrix of pack-quantized or int-quantized."""
+    """A matrix in the format pack-quantized or int-quantized."""
 
     bits: int
     group: int
@@ -105,7 +105,7 @@ class CompressedIntegers(PackedTensor):
 
 @dataclass(frozen=True)
 class CompressedMXFP4(PackedTensor):
-    """A matrix of mxfp4-pack-quantized."""
+    """A matrix in the format mxfp4-pack-quantized."""
 
     def quantized(self) -> QuantizedMatrix:
         packed = self.parts["weight_packed"]
@@ -118,12 +118,13 @@ class CompressedMXFP4(PackedTensor):
 
 
 def compressed_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return the matrices that `config` says are compressed, by the names of dense ones, and the format in words.
-    Raises WorkbenchError for formats that are not read, and where tensors disagree with the config."""
+    """Return the compressed matrices of a folder under their dense names, and a description of the format. Raises
+    WorkbenchError for unsupported formats, and if tensors disagree with the config.
+    """
     for key in ("sparsity_config", "kv_cache_scheme", "transform_config"):
         section = config.get(key)
         if section and not (isinstance(section, dict) and section.get("format") in DENSE and key == "sparsity_config"):
-            raise config.invalid(key, section, "null: it is not read")
+            raise config.invalid(key, section, "null: this section is not supported")
     schemes = _schemes(config)
     ignored = _names(config, "ignore")
     found: dict[str, StoredTensor] = {}
@@ -187,7 +188,7 @@ def _schemes(config: ConfigFields) -> list[_Scheme]:
     for key in groups.values:
         scheme = groups.nested(key)
         if scheme is None or (weights := scheme.nested("weights")) is None:
-            continue  # of activations alone
+            continue  # a scheme for activations only
         format = scheme.get("format") or config.get("format")
         if format not in FORMATS:
             raise (scheme if scheme.get("format") else config).invalid("format", format, f"one of {', '.join(FORMATS)}")
@@ -240,7 +241,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _scheme_of(name: str, schemes: list[_Scheme]) -> _Scheme | None:
-    """Return the scheme whose targets have the module's name, or match it, or have its class."""
+    """Return the scheme with a target that equals the module's name, matches it, or is its class."""
     for rank in (lambda target: target == name, lambda target: _matches(target, name), lambda t: t == "Linear"):
         for scheme in schemes:
             if any(map(rank, scheme.targets)):

@@ -1,8 +1,8 @@
-"""FP8 by blocks (`quant_method: fp8`, DeepSeek's): F8_E4M3 `weight` [out, in], and `weight_scale_inv`
-[out / 128, in / 128], rounded up, which multiplies a block's values.
+"""Read FP8 weights scaled by blocks (`quant_method: fp8`, DeepSeek's): F8_E4M3 `weight` [out, in], and
+`weight_scale_inv` [out / 128, in / 128], rounded up, which multiplies a block's values.
 
-The blocks are the config's `weight_block_size`: a matrix of 576 rows has a partial last one. Without, a matrix has one
-scale. Scales are F32 or powers of two (F8_E8M0).
+The size of blocks is the config's `weight_block_size`; the last block may be partial, as in a matrix of 576 rows. If
+the config has no such size, a matrix has one scale. Scales are F32 or powers of two (F8_E8M0).
 
 https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/inference/kernel.py: `weight_dequant`.
 """
@@ -22,7 +22,9 @@ SCALES = (*FLOATS, "F8_E8M0")
 
 @dataclass(frozen=True)
 class FP8Tensor(PackedTensor):
-    """`scale` names the part with scales, each of `block` rows and columns."""
+    """A matrix in FP8. `scale` is the name ending of the tensor with its scales, one for each `block` of rows and
+    columns.
+    """
 
     scale: str
     block: tuple[int, int]
@@ -35,8 +37,9 @@ class FP8Tensor(PackedTensor):
 
 
 def fp8_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return the matrices that `config` says are stored as FP8, by their names, and the format in words. Raises
-    WorkbenchError for variants that are not read, and where tensors disagree with the config."""
+    """Return the FP8 matrices of a folder by name, and a description of the format. Raises WorkbenchError for
+    unsupported variants, and if tensors disagree with the config.
+    """
     if config.get("fmt") not in (None, "e4m3"):
         raise config.invalid("fmt", config.get("fmt"), "e4m3")
     block = config.get("weight_block_size")

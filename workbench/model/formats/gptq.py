@@ -1,9 +1,10 @@
-"""GPTQ, 2, 3, 4 and 8 bits (`quant_method: gptq`): codes and zeros in words of int32, scales by group of inputs.
+"""Read GPTQ weights of 2, 3, 4 and 8 bits (`quant_method: gptq`): codes and zeros in words of int32, with scales for
+groups of inputs.
 
-`qweight` [in * bits / 32, out] holds a column's inputs, the lowest bits first; `qzeros` [group, out * bits / 32] a
-group's outputs; `scales` [group, out]; `g_idx` [in] the group of each input, which is i // group_size unless weights
-were quantized in the order of their activations (`desc_act`). w = (q - z) * scale, where files of version 1 hold z - 1
-(`checkpoint_format: gptq`) and of version 2 hold z (`gptq_v2`).
+`qweight` [in * bits / 32, out] packs the inputs of an output, the lowest bits first; `qzeros` [group, out * bits / 32]
+packs the outputs of a group; `scales` [group, out]; `g_idx` [in] the group of each input, which is i // group_size
+unless weights were quantized in the order of their activations (`desc_act`). w = (q - z) * scale, where files of
+version 1 hold z - 1 (`checkpoint_format: gptq`) and of version 2 hold z (`gptq_v2`).
 
 https://github.com/AutoGPTQ/AutoGPTQ and https://github.com/ModelCloud/GPTQModel: `qlinear/*.py`, `pack` and `forward`.
 """
@@ -44,7 +45,7 @@ class GPTQTensor(PackedTensor):
         columns = self.shape[1]
         half = 1 << (self.bits - 1)
         stored = unpack_bits(self.parts["qzeros"].read(), self.bits, self.shape[0]).T
-        # Files that say version 1 and hold version 2 exist: symmetric zeros tell them apart.
+        # Some files declare version 1 but contain version 2: symmetric zeros tell them apart.
         version = 2 if self.symmetric and bool((stored == half).all()) else self.version
         zeros = stored.to(torch.int16) + (1 if version == 1 else 0) - half
         index = self.parts["g_idx"].read() if "g_idx" in self.parts else None
@@ -65,8 +66,9 @@ class GPTQTensor(PackedTensor):
 
 
 def gptq_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return the matrices that `config` says are stored as GPTQ, by the names of dense ones, and the format in words.
-    Raises WorkbenchError for variants that are not read, and where tensors disagree with the config."""
+    """Return the GPTQ matrices of a folder under their dense names, and a description of the format. Raises
+    WorkbenchError for unsupported variants, and if tensors disagree with the config.
+    """
     bits, group = config.integer("bits", maximum=8), config.get("group_size")
     if bits not in KINDS:
         raise config.invalid("bits", bits, "2, 3, 4 or 8")
@@ -76,7 +78,7 @@ def gptq_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, Stored
     if not isinstance(version, str) or version not in VERSIONS:
         raise config.invalid("checkpoint_format", version, f"one of {', '.join(VERSIONS)}")
     if config.get("dynamic"):
-        raise config.invalid("dynamic", config.get("dynamic"), "empty: bits of single modules are not read")
+        raise config.invalid("dynamic", config.get("dynamic"), "empty: bits by module are not read")
     if config.get("pack_dtype") not in (None, "int32"):
         raise config.invalid("pack_dtype", config.get("pack_dtype"), "int32")
     symmetric = config.boolean("sym", default=True)

@@ -1,4 +1,6 @@
-"""Files mapped into memory: tensors are views of them, and pages that were read are given back to the system."""
+"""Map files into memory: tensors are views of the mapped file, and pages that were read can be returned to the
+system.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,13 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 
-_mapped: weakref.WeakKeyDictionary[mmap.mmap, tuple[int, int]] = weakref.WeakKeyDictionary()  # first address and last
+_mapped: weakref.WeakKeyDictionary[mmap.mmap, tuple[int, int]] = weakref.WeakKeyDictionary()  # first and last address
 
 
 class MappedFile:
-    """A file in memory, privately: what is written to a view stays out of the file. It stays mapped as long as any view
-    of it is in use."""
+    """A file mapped privately into memory: writes to a view do not change the file. It stays mapped as long as a view
+    of it is in use.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -27,8 +30,9 @@ class MappedFile:
         _mapped[self._map] = first, first + len(self._map)
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Return a view of the numbers of `shape` from byte `offset` on; a copy where they lie across the type's
-        alignment."""
+        """Return the tensor of `shape` stored from byte `offset` on: a view, or a copy if it is unaligned for the
+        type.
+        """
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
@@ -38,7 +42,9 @@ class MappedFile:
         return torch.frombuffer(self._map, dtype=dtype, offset=offset, count=count).view(shape)
 
     def read_into(self, offset: int, out: Tensor) -> None:
-        """Read the contiguous numbers of `out` from byte `offset` on: other threads go on, and no page is mapped."""
+        """Read bytes from `offset` on into the contiguous tensor `out`; other threads continue, and no page is
+        mapped.
+        """
         rest = out.view(-1).view(torch.uint8).numpy().data
         try:
             with self._path.open("rb", buffering=0) as stream:
@@ -51,9 +57,9 @@ class MappedFile:
 
 
 def release(tensor: Tensor) -> None:
-    """Give back the memory of the pages under a view of a mapped file; read again, they come from the file.
+    """Return the memory of a view's pages to the system; a later access reads them from the file again.
 
-    Does nothing to a tensor that is no such view. Pages that it shares with its neighbours stay.
+    No effect for other tensors. Pages shared with neighbouring tensors stay in memory.
     """
     first = tensor.data_ptr()
     for mapped, (start, end) in list(_mapped.items()):

@@ -1,6 +1,6 @@
-"""MXFP4 as gpt-oss publishes it (`quant_method: mxfp4`): the experts' matrices, stacked.
+"""Read MXFP4 weights as gpt-oss publishes them (`quant_method: mxfp4`): the experts' matrices, stacked.
 
-`X_blocks` uint8 [expert, out, in / 32, 16] holds two values of E2M1 a byte, the lower nibble first; `X_scales` uint8
+`X_blocks` uint8 [expert, out, in / 32, 16] has two values of E2M1 in a byte, the lower nibble first; `X_scales` uint8
 [expert, out, in / 32] is an exponent: values times 2^(scale - 127). The dense tensor `X` is [expert, in, out].
 
 https://github.com/openai/gpt-oss: gpt_oss/torch/weights.py; OCP Microscaling Formats (MX) v1.0, sections 5.3 and 5.4.
@@ -24,7 +24,7 @@ BLOCK, PAIRS = 32, 16  # values and bytes of a block
 
 @dataclass(frozen=True)
 class MXFP4Experts(StoredTensor):
-    """The matrices of all experts of a layer."""
+    """The matrices of all experts of a layer, stored as MXFP4."""
 
     blocks: StoredTensor
     scales: StoredTensor
@@ -42,8 +42,9 @@ class MXFP4Experts(StoredTensor):
 
 
 def mxfp4_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return the experts that are stored as MXFP4, by the names of dense ones, and the format in words. Raises
-    WorkbenchError where tensors disagree with each other."""
+    """Return the MXFP4 experts' matrices under their dense names, and a description of the format. Raises
+    WorkbenchError if tensors disagree with each other.
+    """
     found: dict[str, StoredTensor] = {}
     for name, blocks in stored.items():
         base = name.removesuffix("_blocks")
@@ -51,7 +52,7 @@ def mxfp4_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, Store
             continue
         scales = stored.get(f"{base}_scales")
         if scales is None:
-            raise WorkbenchError(f"{blocks.file}: lacks {base}_scales, beside {name}")
+            raise WorkbenchError(f"{blocks.file}: has {name} but lacks {base}_scales")
         if base in stored:
             raise WorkbenchError(f"{blocks.file}: holds both {base} and {name}")
         right = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4 and blocks.shape[-1] == PAIRS

@@ -1,4 +1,4 @@
-"""Open a model's files: the format is chosen by what lies in the folder."""
+"""Open a model's files; the format is chosen by the files in the folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from workbench.model.hf.fields import ConfigFields, read_object
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open the model in the folder, or the GGUF file, `path`; headers are read and checked, numbers are not.
+    """Open the model at `path` (a folder or GGUF file); only headers are read and checked.
 
-    Raises WorkbenchError for weights that are absent, pickled, corrupt or cut short, and for formats that are not read.
+    Raises WorkbenchError for missing, pickled, corrupt or truncated weights, and for unsupported formats.
     """
     path = Path(path)
     if (file := gguf_file(path)) is not None:
@@ -35,19 +35,21 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def open_gguf_files(path: str | Path) -> list[GGUFFile]:
-    """Open the GGUF files of the model at `path`, if it has such: while they are held, their headers are read once."""
+    """Open the GGUF files of the model at `path`, if there are any. As long as they are open, their headers are read
+    only once.
+    """
     file = gguf_file(Path(path))
     return [] if file is None else open_parts(file)
 
 
 def is_quantized(path: str | Path) -> bool:
-    """Return whether the config of the model at `path` says that its weights are quantized; a GGUF file's may be."""
+    """Return whether the model at `path` may have quantized weights: its config says so, or it is a GGUF file."""
     path = Path(path)
     return gguf_file(path) is not None or _quantization(path, read_config(path)) is not None
 
 
 def _quantization(path: Path, config: ConfigFields) -> ConfigFields | None:
-    """Return the section of the config, or the file of its own that older packers wrote, about quantized weights."""
+    """Return the quantization section of the config, or the separate file that older packers wrote."""
     for key in ("quantization_config", "compression_config"):
         if (section := config.nested(key)) is not None:
             return section
@@ -60,8 +62,9 @@ def _has_safetensors(path: Path) -> bool:
 
 
 def read_config(path: str | Path) -> ConfigFields:
-    """Return the config.json of the model in the folder `path`, or what a GGUF file's metadata say in its place. Raises
-    WorkbenchError where there is none."""
+    """Return the config.json of the model in the folder `path`, or its equivalent from a GGUF file's metadata. Raises
+    WorkbenchError if there is none.
+    """
     path = Path(path)
     if (found := gguf_file(path)) is not None:
         return gguf_config(found)
@@ -73,8 +76,9 @@ def read_config(path: str | Path) -> ConfigFields:
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file that `path` is, or that its folder holds without safetensors beside it; None where there is
-    none. Raises WorkbenchError for a folder with several that are not the parts of one."""
+    """Return `path` if it is a GGUF file, or the GGUF file in a folder without safetensors; None if there is none.
+    Raises WorkbenchError for a folder with several GGUF files that are not parts of one model.
+    """
     if path.suffix == ".gguf" and path.is_file():
         return path
     if not path.is_dir() or _has_safetensors(path):

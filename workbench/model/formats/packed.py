@@ -1,4 +1,6 @@
-"""Parts of quantized safetensors formats: a matrix of several stored tensors, checks of them, bits in words."""
+"""Read quantized safetensors formats: matrices that are stored as several tensors, checks of these tensors, and packed
+bits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Stored = Mapping[str, StoredTensor]
 
 @dataclass(frozen=True)
 class PackedTensor(StoredTensor):
-    """A tensor that several stored ones make up: `parts`, by the ends of their names."""
+    """A quantized tensor of the model that is stored as several tensors. `parts` has these by the last word of their
+    names (`weight`, `SCB`).
+    """
 
     name: str
     parts: Stored
@@ -34,14 +38,18 @@ class PackedTensor(StoredTensor):
 
 @dataclass(frozen=True)
 class Module:
-    """The stored tensors of one module, by the ends of their names, and the section of the config about them."""
+    """One module of the model, such as a linear layer: `parts` has its stored tensors by the last word of their names
+    (`weight`, `SCB`), and `config` is the quantization config.
+    """
 
     name: str
     config: ConfigFields
     parts: Stored
 
     def shape(self, part: str, dtypes: tuple[str, ...], axes: int = 2) -> tuple[int, ...]:
-        """Return a part's shape. Raises WorkbenchError where it is missing, or of another type."""
+        """Return the shape of the tensor `part`. Raises WorkbenchError if it is missing, has another type or another
+        number of axes.
+        """
         tensor = self.parts.get(part)
         if tensor is None:
             raise WorkbenchError(f"{self.file}: lacks {self.name}.{part}, which {self.config.source} asks for")
@@ -53,7 +61,7 @@ class Module:
         return tensor.shape
 
     def expect(self, part: str, dtypes: tuple[str, ...], *shape: int) -> None:
-        """Raise WorkbenchError where a part is not of this type and shape."""
+        """Raise WorkbenchError unless the tensor `part` has one of these types and this shape."""
         given = self.shape(part, dtypes, len(shape))
         if given != shape:
             raise WorkbenchError(
@@ -62,10 +70,10 @@ class Module:
             )
 
     def only(self, *parts: str) -> None:
-        """Raise WorkbenchError for a part that is none of these: another copy, or what is not carried out."""
+        """Raise WorkbenchError if the module has any tensor besides `parts`: a second copy, or an unsupported one."""
         extra = sorted(self.parts.keys() - set(parts))
         if extra:
-            raise WorkbenchError(f"{self.file}: {self.name}.{extra[0]} is no part of a matrix that is stored so")
+            raise WorkbenchError(f"{self.file}: {self.name}.{extra[0]} is not a part of a matrix in this format")
 
     @cached_property
     def file(self) -> object:
@@ -80,7 +88,9 @@ class Module:
 
 
 def modules(stored: Stored, mark: str, parts: tuple[str, ...]) -> dict[str, dict[str, StoredTensor]]:
-    """Return the tensors of each module that has one called `mark`: by module and by `parts`, the ends of names."""
+    """Return, for each module with a tensor named `mark`, its stored tensors by the last word of their names, one of
+    `parts`.
+    """
     found = {name.removesuffix(f".{mark}"): {} for name in stored if name.endswith(f".{mark}")}
     for name, tensor in stored.items():
         for part in parts:
@@ -91,8 +101,9 @@ def modules(stored: Stored, mark: str, parts: tuple[str, ...]) -> dict[str, dict
 
 
 def refuse_unconverted(config: ConfigFields, key: str, packed: Mapping[str, object]) -> None:
-    """Raise WorkbenchError where a packed module is one that the config says is not. Names in the config are whole
-    words of a module's path."""
+    """Raise WorkbenchError if a module is stored quantized although the config excludes it under `key`. The config's
+    names are whole words of a module's path.
+    """
     names = config.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise config.invalid(key, names, "a list of names of modules")
@@ -110,8 +121,8 @@ def pack_bits(values: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(words: Tensor, bits: int, count: int) -> Tensor:
-    """Return the first `count` values of `bits` bits along the last axis of int32 `words`, the lowest bits first; a
-    value may straddle two words. [..., word] -> uint8 [..., count]."""
+    """Unpack the first `count` values of `bits` bits along the last axis of int32 `words`, the lowest bits first: [...,
+    word] -> uint8 [..., count]. A value may straddle two words."""
     if 8 % bits == 0:
         octets = words.contiguous().view(torch.uint8)
         values = [octets >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]

@@ -1,4 +1,4 @@
-"""Choose the format of a quantized folder by `quant_method`, and offer packed tensors under the names of dense ones."""
+"""Choose the format of a quantized folder by `quant_method`, and give its quantized matrices their dense names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.model.formats.mxfp4 import mxfp4_tensors
 from workbench.model.formats.packed import Stored
 from workbench.model.hf.fields import ConfigFields
 
-# Each takes the config's section and what is stored, and returns the packed tensors and the format in words.
+# Each maps the config's section and the stored tensors to the packed tensors and a description of the format.
 METHODS: dict[str, Callable[[ConfigFields, Stored], tuple[dict[str, StoredTensor], str]]] = {
     "gptq": gptq_tensors,
     "awq": awq_tensors,
@@ -24,7 +24,7 @@ METHODS: dict[str, Callable[[ConfigFields, Stored], tuple[dict[str, StoredTensor
     "fp8": fp8_tensors,
     "mxfp4": mxfp4_tensors,
 }
-# Ends of the names of what packed tensors are made of: read with them, or not at all.
+# Name endings of the parts of packed tensors, which are only read as parts.
 PACKED_ENDS = (
     ".qweight", ".qzeros", ".scales", ".g_idx",
     ".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx",
@@ -35,18 +35,19 @@ PACKED_ENDS = (
 
 
 def unpacked(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
-    """Return every tensor of a folder with this `quantization_config` under the name of the dense one, and the format
-    in words. Raises WorkbenchError for a method that is not read, and where tensors disagree with the config."""
+    """Return every tensor of a folder with this `quantization_config` under its dense name, and a description of the
+    format. Raises WorkbenchError for an unsupported method, and if tensors disagree with the config.
+    """
     method = config.get("quant_method")
     if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")):
-        method = "bitsandbytes"  # which older files left out
+        method = "bitsandbytes"  # older files leave it out
     if not isinstance(method, str) or method not in METHODS:
         given = "is missing" if method is None else f"{method!r} is not read"
         hint = nearest(method, METHODS) if isinstance(method, str) else ""
         raise WorkbenchError(f"{config.source}: quant_method {given}; read are {', '.join(METHODS)}{hint}")
     found, words = METHODS[method](config, stored)
     if not found:
-        raise WorkbenchError(f"{config.source}: says {method}, yet no tensor is stored so; remove it for dense weights")
+        raise WorkbenchError(f"{config.source}: says {method}, and no tensor has this format; remove the key")
     modules = {name.removesuffix(".weight") for name in found}
     return found | {
         name: tensor for name, tensor in stored.items() if name not in found and not _is_part(name, modules)

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: an index of their tensors, and a check that the files are whole.
+"""Index the tensors in the safetensors files of a model folder, and check that the files are complete.
 
 Format: 8 bytes little-endian header length, a JSON header, the data. https://github.com/huggingface/safetensors
 """
@@ -24,7 +24,7 @@ from workbench.model.hf.fields import read_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # the format's limit
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 Tensors = TypeVar("Tensors", bound=StoredTensor)
 DTYPES = {
@@ -37,7 +37,7 @@ FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16
 
 
 class SafetensorsFile:
-    """One file, mapped into memory when its first tensor is read; its data begin at byte `data`."""
+    """One safetensors file, mapped into memory when its first tensor is read; its data begins at byte `data`."""
 
     def __init__(self, path: Path, data: int):
         self.path, self.data = path, data
@@ -46,7 +46,7 @@ class SafetensorsFile:
     def mapped(self) -> MappedFile:
         try:
             with safe_open(str(self.path), framework="pt", device="cpu"):
-                pass  # it checks that tensors fill the file, each with as many bytes as its shape asks for
+                pass  # it checks that tensors fill the file and have the bytes of their shapes
             return MappedFile(self.path)
         except (SafetensorError, ValueError, OSError) as error:
             raise corrupt(self.path, error) from error
@@ -54,9 +54,9 @@ class SafetensorsFile:
 
 @dataclass(frozen=True)
 class SafetensorsTensor(StoredTensor):
-    """A tensor of a safetensors file; `dtype` is as safetensors names it: F32, BF16, I8, ..."""
+    """A tensor of a safetensors file; `dtype` is safetensors' name of its type: F32, BF16, I8, ..."""
 
-    start: int  # byte of the file's data
+    start: int  # first byte in the file's data
     source: SafetensorsFile
 
     def read(self) -> Tensor:
@@ -78,10 +78,10 @@ class SafetensorsTensor(StoredTensor):
 
 
 def stored_tensors(folder: Path) -> dict[str, SafetensorsTensor]:
-    """Return every tensor of the folder, from the headers alone.
+    """Return every tensor of the folder; only headers are read.
 
-    Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where a file
-    is corrupt or cut short.
+    Raises WorkbenchError if there are no weights or only pickled ones, if a shard is missing, and if a file is corrupt
+    or truncated.
     """
     if (folder / SINGLE_FILE).exists():
         return read_header(folder / SINGLE_FILE)
@@ -91,7 +91,9 @@ def stored_tensors(folder: Path) -> dict[str, SafetensorsTensor]:
 
 
 def read_header(file: Path) -> dict[str, SafetensorsTensor]:
-    """Read the tensors of one file from its header. Its length is compared with the one in the header."""
+    """Return the tensors of one file, from its header. Raises WorkbenchError if the file's length differs from the one
+    in the header.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -142,8 +144,9 @@ def _entries(file: Path, header: object, data: int, data_bytes: int) -> dict[str
 
 
 def shards_of(folder: Path, index_file: str, read: Callable[[Path], dict[str, Tensors]]) -> dict[str, Tensors]:
-    """Return the tensors of all files that an index names, each of which `read` reads. Raises WorkbenchError for a
-    shard that is missing, lacks a tensor, or holds one that the index says is in another."""
+    """Return the tensors of all files that an index lists, by name; `read` reads one file. Raises WorkbenchError for a
+    shard that is missing, lacks a tensor, or has a tensor that the index assigns to another shard.
+    """
     index = folder / index_file
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(s, str) for s in places.values()):

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template, wherever its folder or file keeps them."""
+"""Open a model's tokenizer and chat template from its folder or file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer | None:
-    """Open the tokenizer of the model in the folder, or the GGUF file, `path`: tokenizer.json, tekken.json or
-    tokenizer.model before a GGUF file's own. None where there is none."""
+    """Open the tokenizer of the model at `path` (a folder or GGUF file): tokenizer.json, tekken.json or tokenizer.model
+    take precedence over a GGUF file's own. None if there is none.
+    """
     path = Path(path)
     found = read_tokenizer(path) if path.is_dir() else None
     if found is None and (file := gguf_file(path)) is not None:
@@ -26,7 +27,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer | None:
 
 
 def open_chat_template(path: str | Path) -> ChatTemplate | None:
-    """Open the chat template of the model in the folder, or the GGUF file, `path`; None where there is none."""
+    """Open the chat template of the model at `path` (a folder or GGUF file); None if there is none."""
     path = Path(path)
     found = ChatTemplate.from_folder(path) if path.is_dir() else None
     if found is None and (file := gguf_file(path)) is not None:
@@ -37,16 +38,17 @@ def open_chat_template(path: str | Path) -> ChatTemplate | None:
 
 
 def absent_token_ids(path: str | Path) -> list[str]:
-    """Return the special tokens to which a GGUF file gives an id that no row of its vocabulary has, by key, without the
-    ends; empty for other models."""
+    """Return the special tokens (end tokens excepted) whose id is outside of a GGUF file's vocabulary; empty for other
+    models.
+    """
     file = gguf_file(Path(path))
     return [] if file is None else [f"{file.name}: {each}" for each in _vocabulary(file).absent_token_ids()]
 
 
 def save_texts(source: str | Path, target: Path) -> None:
-    """Write the tokenizer and the chat template of the model at `source` into the folder `target`, where it has none,
-    as tokenizer.json, chat_template.jinja, additional_chat_templates/ and the names of the template's tokens in
-    tokenizer_config.json."""
+    """Write the tokenizer and the chat template of the model at `source` into the folder `target`, unless it has them.
+    The files are tokenizer.json, chat_template.jinja, additional_chat_templates/ and, with the names of the template's
+    tokens, tokenizer_config.json."""
     tokenizer, template = open_tokenizer(source), open_chat_template(source)
     texts: dict[str, str] = {}
     if tokenizer is not None and read_tokenizer(target) is None:

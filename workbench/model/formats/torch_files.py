@@ -1,5 +1,5 @@
-"""PyTorch's own files, `pytorch_model.bin` or an index with shards: read with `weights_only`, which builds tensors and
-nothing else, over a memory map. Whatever needs more of pickle is refused.
+"""Read PyTorch's own files, `pytorch_model.bin` or an index with shards, over a memory map. They are read with
+`weights_only`, which builds only tensors; files that need more of pickle are refused.
 
 Format: a ZIP archive whose entries are stored as they are: https://pytorch.org/docs/stable/notes/serialization.html
 """
@@ -28,7 +28,7 @@ MAX_PICKLE_BYTES = 100_000_000  # of the entry that lists tensors
 
 @dataclass(frozen=True)
 class TorchTensor(StoredTensor):
-    """A tensor of a PyTorch file, mapped."""
+    """A tensor of a PyTorch file, which is mapped into memory."""
 
     mapped: Tensor
 
@@ -40,15 +40,15 @@ class TorchTensor(StoredTensor):
 
 
 def torch_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of the folder's PyTorch files. Raises WorkbenchError where a shard is missing, and for files
-    that are corrupt, cut short, or hold anything but tensors."""
+    """Return every tensor of the folder's PyTorch files. Raises WorkbenchError if a shard is missing, and for files
+    that are corrupt, truncated, or have other objects than tensors."""
     if (folder / SINGLE_TORCH_FILE).exists():
         return read_torch_file(folder / SINGLE_TORCH_FILE)
     return shards_of(folder, TORCH_INDEX_FILE, read_torch_file)
 
 
 def read_torch_file(file: Path) -> dict[str, StoredTensor]:
-    """Map one file's tensors into memory."""
+    """Map the tensors of one file into memory, and return them by name."""
     _check_archive(file)
     try:
         with warnings.catch_warnings():

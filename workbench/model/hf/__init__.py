@@ -1,1 +1,1 @@
-"""Hugging Face folders: config.json, weights, saving."""
+"""Read and write Hugging Face folders: config.json, weights, saving."""

@@ -1,7 +1,7 @@
-"""The sizes of any decoder from its Hugging Face config.json: enough to estimate memory where the model is not read.
+"""Read the sizes of any decoder from its Hugging Face config.json, to estimate memory even for unsupported models.
 
-A family that is read here (see families.py) is exact. Of others the fields that nearly all configs share are taken,
-under their several names, and remarks say what is not known of them.
+Supported families (see families.py) are exact. For other families, the fields that nearly all configs have are read
+under their various names, and remarks name the inexact parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.model.hf.family_fields import MAX_LAYERS
 from workbench.model.hf.fields import REQUIRED, ConfigFields, read_object
 from workbench.model.spec import LayerSpec, ModelSpec, MoESpec
 
-# The same figure under the names that families gave it, the commonest first.
+# Names of the same figure in different families, the most common first.
 FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "width": ("hidden_size", "n_embd", "d_model", "dim"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -35,9 +35,9 @@ FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "dense_layers": ("first_k_dense_replace", "moe_layer_start_index"),
 }
 MAY_BE_ZERO = ("experts", "shared", "dense_layers")
-DECODER_KEYS = ("text_config", "language_config", "llm_config")  # where models of several kinds keep the decoder's
+DECODER_KEYS = ("text_config", "language_config", "llm_config")  # sections with the decoder
 MLA_KEYS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-# Families whose feed-forward has two matrices and no gate; their embedding is the head unless they say otherwise.
+# Families with a feed-forward of two matrices and no gate; their embedding is tied to the head by default.
 UNGATED_FAMILIES = (
     "gpt2",
     "gpt_neo",
@@ -54,24 +54,25 @@ UNGATED_FAMILIES = (
 
 
 def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
-    """Read the decoder in `file`; return it, and remarks on what is not exact. Raises WorkbenchError where it lacks a
-    figure."""
+    """Return the spec of the decoder that `file` describes, and remarks on inexact parts. Raises WorkbenchError if a
+    size is missing.
+    """
     config = read_object(file)
     name = file.resolve().parent.name
     remarks = []
     for key in DECODER_KEYS:
         if isinstance(inner := config.get(key), dict):
             config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **inner}
-            remarks.append(f"only the decoder in {key} is counted")
+            remarks.append(f"only the decoder under {key} is counted")
             break
     family = config.get("model_type")
     if family in FAMILIES or registered(str(family)) is not None:
         try:
             return spec_from_config(config, name, str(file)), remarks
         except WorkbenchError as error:
-            remarks.append(f"counted by the fields that configs share, since the model is not read whole ({error})")
+            remarks.append(f"counted from common config fields, since the model cannot be read in full ({error})")
     else:
-        remarks.append(f"family {family!r} is not read: counted by the fields that configs share, without biases")
+        remarks.append(f"family {family!r} is not read: counted from common config fields, without biases")
     return _shared_fields(ConfigFields(config, str(file)), name, remarks), remarks
 
 
@@ -116,7 +117,7 @@ def _attention(fields: ConfigFields, width: int, window: int | None) -> AnyAtten
 
 
 def _dense_hidden(fields: ConfigFields, width: int, remarks: list[str]) -> int:
-    """Return the width of a gated feed-forward with as many parameters."""
+    """Return the width of a gated feed-forward with the same number of parameters."""
     hidden = _integer(fields, "hidden", 4 * width)
     if fields.get("model_type") not in UNGATED_FAMILIES:
         return hidden
@@ -125,7 +126,7 @@ def _dense_hidden(fields: ConfigFields, width: int, remarks: list[str]) -> int:
 
 
 def _feedforwards(fields: ConfigFields, width: int, remarks: list[str]) -> dict[str, Any]:
-    """Return the fields of layers with a mixture; shared experts are counted among the others."""
+    """Return the fields of layers with a mixture; shared experts are counted as ordinary ones."""
     count, shared = _integer(fields, "experts", 0), _integer(fields, "shared", 0)
     hidden = _integer(fields, "hidden", 4 * width)
     if count < 2:
@@ -136,7 +137,7 @@ def _feedforwards(fields: ConfigFields, width: int, remarks: list[str]) -> dict[
 
 
 def _windows(fields: ConfigFields, layers: int, remarks: list[str]) -> Sequence[int | None]:
-    """Return each layer's window: by `layer_types`, by a pattern, or the same for all."""
+    """Return each layer's window, from `layer_types`, from a pattern, or the same for all."""
     window: Any = fields.get("sliding_window") or fields.get("attention_window_size")
     kinds = fields.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:

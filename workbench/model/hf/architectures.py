@@ -1,4 +1,4 @@
-"""Architectures of Hugging Face configurations as model specs, by family.
+"""Read Hugging Face configs as model specs: Mistral, Qwen 3, Gemma, gpt-oss and their relatives.
 
 - Llama's block and its relatives: Mistral with a window, Qwen 3 with normed queries and keys.
 - Gemma 2, 3 and 3n (Google, 2024 and 2025): norms around both parts, alternating windows, scaled embeddings.
@@ -46,7 +46,7 @@ def llama(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def mistral(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Mistral 7B (Jiang et al., 2023); later versions have no window: `sliding_window` is null."""
+    """Read Mistral 7B (Jiang et al., 2023). Later versions have no window: `sliding_window` is null."""
     refuse_unsupported(config, "MistralForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
     window = config.integer("sliding_window", default=None) if "sliding_window" in config.values else 4096
@@ -85,7 +85,7 @@ def qwen3(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def gemma2(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Gemma 2: windows in every other layer, the first included; scores and logits are capped."""
+    """Read Gemma 2: windows in every other layer, from the first on; scores and logits are capped."""
     refuse_unsupported(config, "Gemma2ForCausalLM", CAPS)
     rotary = read_rotary(config)
     kinds = read_layer_types(config, period=2)
@@ -94,7 +94,7 @@ def gemma2(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def gemma3_text(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Gemma 3: windows in five of six layers, which have another rope_theta; queries and keys are normed."""
+    """Read Gemma 3: windows in five of six layers, with another rope_theta; normalized queries and keys."""
     refuse_unsupported(config, "Gemma3ForCausalLM", CAPS)
     kinds = read_layer_types(config, period=config.integer("sliding_window_pattern", default=6))
     rotaries = {
@@ -102,13 +102,13 @@ def gemma3_text(config: ConfigFields, name: str) -> ModelSpec:
         SLIDING: read_layer_rotary(config, SLIDING, "rope_local_base_freq", 10_000.0, old_scaling=False),
     }
     if read_softcap(config, "attn_logit_softcapping", 0.0):
-        raise config.invalid(CAPS[0], config.get(CAPS[0]), "null: transformers does not carry it out either")
+        raise config.invalid(CAPS[0], config.get(CAPS[0]), "null: transformers does not apply it either")
     return _gemma(config, name, kinds, rotaries, read_softcap(config, CAPS[1], 0.0), {"qk_norm": QKNormSpec()})
 
 
 def gemma3n_text(config: ConfigFields, name: str) -> ModelSpec:
-    """Read the text part of Gemma 3n (2025): residual streams, an input of each layer's own, sparse gates; the last
-    layers read the keys and values of the last layer of their kind before them."""
+    """Read the text part of Gemma 3n (2025): several residual streams, an additional input for each layer, sparse
+    gates. The last layers read the keys and values of an earlier layer, the last one of their kind with its own."""
     refuse_unsupported(config, "Gemma3nForCausalLM", CAPS[1:])
     refuse_activation(config, "hidden_activation", "gelu_pytorch_tanh")
     kinds = read_layer_types(config, period=5)
@@ -119,7 +119,7 @@ def gemma3n_text(config: ConfigFields, name: str) -> ModelSpec:
     shared = config.integer("num_kv_shared_layers", default=15, minimum=0)
     own = kinds[: max(0, len(kinds) - shared)]
     if shared and set(own) != set(kinds):
-        raise config.invalid("num_kv_shared_layers", shared, "so few that a layer of each kind comes before them")
+        raise config.invalid("num_kv_shared_layers", shared, "small enough to leave a layer of each kind before them")
     widths = [each.integer("intermediate_size") for each in _by_layer(config, "intermediate_size", 16_384, len(kinds))]
     sparse = [0.95 if index < 10 < len(kinds) else 0.0 for index in range(len(kinds))]
     patterns = _by_layer(config, "activation_sparsity_pattern", sparse, len(kinds))
@@ -153,7 +153,7 @@ def gemma3n_text(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def _by_layer(config: ConfigFields, key: str, default: Any, layers: int) -> list[ConfigFields]:
-    """Return a field of each layer: a list, or one for all; `default` is the family's."""
+    """Return a field's value for each layer: from a list, or the same for all; `default` is the family's."""
     values = default if config.get(key) is None else config.get(key)
     values = values if isinstance(values, list) else [values] * layers
     if len(values) != layers:
@@ -202,8 +202,7 @@ def _gemma(
 
 
 def gpt_oss(config: ConfigFields, name: str) -> ModelSpec:
-    """Read gpt-oss: windows in every other layer, the first included; a learned logit a head that attends
-    to nothing."""
+    """Read gpt-oss: windows in every other layer, from the first on; a learned sink logit for each head."""
     refuse_unsupported(config, "GptOssForCausalLM", ("num_local_experts",))
     refuse_activation(config, "hidden_act", "silu")
     bias = config.boolean("attention_bias", default=True)

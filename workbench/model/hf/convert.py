@@ -1,5 +1,6 @@
-"""Conversion of a model to a folder of safetensors: its matrices as INT8 or INT4 in compressed-tensors' layout, or
-dense."""
+"""Convert a model to a folder of safetensors files: matrices as INT8 or INT4 in compressed-tensors' layout, or
+dense.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +42,25 @@ def convert_model(
     dtype: torch.dtype,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write the model at `source` into the new folder `target`, quantized as `format` says; experts are dense.
+    """Write the model at `source` into the new folder `target`, quantized to `format`; experts stay dense.
 
-    `workbench.load` of it has the codes and scales of `workbench.load(source)` with these weights, bit for bit.
-    A matrix that the source stores in this format keeps its codes. Tokenizer and templates are copied, or written
-    from those of a GGUF file.
+    `workbench.load(target)` has the same codes and scales, bit for bit, as `workbench.load(source)` with this format. A
+    matrix that the source stores in this format keeps its codes. Tokenizer and templates are copied, or converted from
+    those of a GGUF file.
 
     Args:
         source: a folder or a GGUF file.
-        target: a folder that is new or empty.
-        format: dense, int8 or int4 in the blocks; the head is dense or as the blocks are.
-        dtype: of what is not quantized, and of a matrix before it is.
-        shard_bytes: bytes of a file at most.
+        target: a new or empty folder.
+        format: dense, int8 or int4 in the blocks; the head is dense or in the format of the blocks.
+        dtype: dtype of dense parameters, and of a matrix before it is quantized.
+        shard_bytes: maximum bytes of a file.
 
     Returns:
-        The format, the bytes written, and how many matrices are quantized.
+        The format, the bytes written, and the number of quantized matrices.
 
     Raises:
-        WorkbenchError: for a model that cannot be read, a format that its sizes do not allow or that no reader would
-            understand, and a target that holds files.
+        WorkbenchError: for an unreadable model, a format that its sizes do not allow or that no reader supports, and a
+            target that contains files.
     """
     source, target, format = Path(source), Path(target), replace(format, experts=DENSE_MATRIX)
     spec, checkpoint = read_spec(source), open_checkpoint(source)
@@ -74,7 +75,7 @@ def convert_model(
     stored = stored_parameters(spec, read_names(checkpoint.config))
     kept = kept_matrices(checkpoint, wanted, spec.tie_word_embeddings, format)
     quantized: list[str] = []
-    # transformers makes a head that is the embedding a module of its own, which it would look for codes of.
+    # transformers creates a separate module for a tied head, and would look for its codes.
     dense = [f"{read_names(checkpoint.config).head}.weight"] if spec.tie_word_embeddings else []
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -118,10 +119,10 @@ def convert_model(
 def _check(format: WeightFormat, tied: bool, target: Path) -> None:
     if format.head not in (DENSE_MATRIX, format.blocks):
         raise WorkbenchError(
-            f"a head of {format.head.codes} beside blocks of {format.blocks.codes}: the head is dense or as they are"
+            f"a head of {format.head.codes} with blocks of {format.blocks.codes}: make the head dense, or like blocks"
         )
     if not format.head.is_dense and tied:
-        raise WorkbenchError("its head is the embedding, which files of quantized models keep dense; leave it dense")
+        raise WorkbenchError("its head is the embedding, which quantized files keep dense; leave the head dense")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WorkbenchError(f"{target}: holds files already; name a new folder")
 
@@ -143,7 +144,7 @@ def _packed(module: str, kind: str, codes: Tensor, scales: Tensor) -> Iterator[t
 
 
 def _section(format: WeightFormat, quantized: list[str], dense: list[str]) -> dict[str, Any]:
-    """Return the quantization_config; matrices that are not quantized are named, so that no reader looks for codes."""
+    """Return the quantization_config; dense matrices are listed, so that no reader looks for their codes."""
     four = format.blocks.codes == "int4"
     weights = {"num_bits": 4, "strategy": "group", "group_size": format.blocks.group}
     weights = weights if four else {"num_bits": 8, "strategy": "channel", "group_size": None}
@@ -166,7 +167,7 @@ def _section(format: WeightFormat, quantized: list[str], dense: list[str]) -> di
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy the tokenizer, templates and whatever else is no weights."""
+    """Copy the tokenizer, templates and all other files except weights."""
     for file in sorted(source.iterdir()):
         if file.is_file() and file.name not in CONFIG_FILES and not file.name.endswith(NOT_COPIED):
             shutil.copyfile(file, target / file.name)

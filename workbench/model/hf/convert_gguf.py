@@ -1,7 +1,7 @@
-"""Conversion of a model to a GGUF file that llama.cpp and this library read.
+"""Convert a model to a GGUF file, which llama.cpp and this library read.
 
-A tokenizer that llama.cpp has no keys for is written whole, as a tokenizer.json under a key that llama.cpp does not
-read: there such a file takes and gives token ids, no text.
+If llama.cpp has no keys for a tokenizer, the whole tokenizer.json is written under a key that llama.cpp ignores; there
+the file can only be used with token ids, not with text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workbench.prompt.tokenization.gguf_vocabulary import KEYS, TEMPLATE_KEY, TO
 from workbench.prompt.tokenization.gguf_vocabulary_write import vocabulary_metadata
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 
-# What a family is called there beside those of its own name.
+# GGUF names of families that differ from their own name.
 RELATIVES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2"}
 SAME_AS = {"int8": "Q8_0", "int4": "Q4_0"}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # general.file_type
@@ -43,21 +43,21 @@ PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype: torch.dtype) -> dict[str, Any]:
     """Write the model at `source` as the GGUF file `target`.
 
-    Matrices are written as `weights`, norms, biases and routers in float32. The tokenizer of a GGUF file is copied;
-    that of a folder is written in llama.cpp's keys where it has some for it, else as a tokenizer.json.
+    Matrices are written as `weights`; norms, biases and routers in float32. A GGUF file's tokenizer is copied; a
+    folder's tokenizer is written in llama.cpp's keys if possible, else as a tokenizer.json.
 
     Args:
         source: a folder or a GGUF file.
         target: a new file, NAME.gguf.
         weights: f32, f16, bf16, q8_0 (or int8), q4_0 (or int4), or dense: as `dtype`.
-        dtype: the model's own.
+        dtype: the model's own dtype.
 
     Returns:
-        The source's format, the type of the matrices, their number, the bytes written, how the tokenizer is written,
-        and what llama.cpp computes otherwise than this library: "" for nothing.
+        The source's format, the type and number of the matrices, the bytes written, the form of the tokenizer, and the
+        differences of llama.cpp's computation from this library's ("" for none).
 
     Raises:
-        WorkbenchError: for a model that cannot be read or that GGUF cannot express, and for a file that is there.
+        WorkbenchError: for a model that cannot be read or expressed in GGUF, and for an existing target.
     """
     source, target = Path(source), Path(target)
     kind = PLAIN.get(dtype, "F32") if weights == "dense" else SAME_AS.get(weights, weights.upper())
@@ -108,22 +108,21 @@ def _architecture(checkpoint: Checkpoint) -> tuple[str, Architecture]:
 
 
 def _llama_cpp_difference(spec: ModelSpec, name: str) -> str:
-    """Return what llama.cpp does otherwise with a model of this architecture, as of its version of November 2026; ""
-    for nothing."""
+    """Return how llama.cpp (November 2026) computes a model of this architecture differently; "" for no difference."""
     a: Any = spec.layers[0].attention
     windows, large = any(layer.attention.sliding_window for layer in spec.layers), len(spec.layers) == 64
     found = {
-        "phi3": (windows, "it leaves windows out"),
-        "exaone4": (windows and not large, "it has windows in models of 64 layers alone"),
-        "olmoe": (a.num_kv_heads != a.num_heads, "it refuses fewer heads of keys than of queries"),
-        "command-r": (a.qk_norm is not None and not large, "it reads norms of queries in models of 64 layers alone"),
+        "phi3": (windows, "it ignores sliding windows"),
+        "exaone4": (windows and not large, "it reads sliding windows only in models of 64 layers"),
+        "olmoe": (a.num_kv_heads != a.num_heads, "it refuses fewer key heads than query heads"),
+        "command-r": (a.qk_norm is not None and not large, "it reads query norms only in models of 64 layers"),
     }
     differs, what = found.get(name, (False, ""))
     return what if differs else ""
 
 
 def _metadata(spec: ModelSpec, architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture's keys without its name. What they miss is found when the file is read again."""
+    """Return the architecture's keys without its name. Missing keys are detected when the file is read back."""
     first = spec.layers[0]
     a: Any = first.attention
     if a.kind != "grouped":
@@ -199,8 +198,9 @@ def _rotary(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, Any], str]:
-    """Return the keys of the tokenizer and the chat template, those of a GGUF file as they are or a folder's, and how
-    the tokenizer is written."""
+    """Return the keys of the tokenizer and the chat template (copied from a GGUF file, or converted from a folder), and
+    the form of the tokenizer.
+    """
     if (file := gguf_file(source)) is not None:
         own = {key: value for key, value in GGUFFile(file).metadata.items() if key.startswith("tokenizer.")}
         said = "as in the source" if f"{KEYS}.tokens" in own or WHOLE_KEY in own else "none"
@@ -224,7 +224,7 @@ def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[d
     if template is not None:
         found[TEMPLATE_KEY] = template.text
         found |= {f"{TEMPLATE_KEY}.{name}": text for name, text in template.texts.items() if text != template.text}
-    # The one that the template names goes first: eos_token_id is read as it.
+    # The template's end token goes first, since eos_token_id is read as that token.
     ends = sorted(spec.eos_token_ids, key=lambda id: id != named.get("eos_token"))
     found |= {
         f"{KEYS}.{TOKEN_NAMES[name]}_token_id": id for name, id in named.items() if name != "eos_token" or not ends
@@ -233,7 +233,7 @@ def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[d
 
 
 def _vocabulary(tokenizer: Tokenizer | None, spec: ModelSpec) -> tuple[dict[str, Any], str]:
-    """Return a tokenizer's keys, and how it is written: for llama.cpp, or as a tokenizer.json and why."""
+    """Return a tokenizer's keys, and its form: llama.cpp's keys, or a tokenizer.json with the reason."""
     none = {f"{KEYS}.model": "no_vocab"}
     if tokenizer is None:
         return none, "none"
@@ -246,7 +246,9 @@ def _vocabulary(tokenizer: Tokenizer | None, spec: ModelSpec) -> tuple[dict[str,
 
 
 def _tensors(spec: ModelSpec, checkpoint: Checkpoint, architecture: Architecture, kind: str) -> Iterator[WrittenTensor]:
-    """Yield the tensors under GGUF's names; experts stacked, and norms with 1 added where GGUF has it so."""
+    """Yield the tensors under GGUF's names, with stacked experts, and with 1 added to norms if the architecture
+    requires it.
+    """
     changed = dict(architecture.names)
     if architecture.family in ("gpt2", "gpt_neox", "falcon", "phi3"):
         changed["qkv"] = "attn_qkv"
@@ -283,7 +285,7 @@ def _parameter(
 
 
 def _stack_name(name: str) -> str:
-    """Return the tensor that a part belongs to: all experts' of a layer are one."""
+    """Return the tensor that a part belongs to: all experts of a layer share one."""
     layer, _, rest = name.partition(".ffn_")
     words = rest.split(".")
     if words[0].endswith("_exps"):
@@ -302,7 +304,7 @@ def _check(spec: ModelSpec, written: Path, architecture: str) -> None:
 
 
 def _compare(given: ModelSpec, found: ModelSpec) -> None:
-    """Raise WorkbenchError where the model that was read again is another than the one that was written."""
+    """Raise WorkbenchError if the model read back differs from the written one."""
     for name in type(given).model_fields:
         right, read = getattr(given, name), getattr(found, name)
         if name == "layers":

@@ -1,4 +1,4 @@
-"""Conversion of a Hugging Face config.json to a ModelSpec and back. A further family is one row of `FAMILIES`."""
+"""Convert a Hugging Face config.json to a ModelSpec and back. Another family is one row of `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 
 def read_spec(path: str | Path, absent: list[str] | None = None) -> ModelSpec:
-    """Read the architecture of the model in the folder or file `path`. End tokens in generation_config.json outrank
-    config.json's, as they do in transformers; an id that no row of the vocabulary has is taken as absent, and named in
-    `absent`. Raises WorkbenchError where there is no config that is read here."""
+    """Read the spec of the model at `path` (a folder or file). End tokens in generation_config.json take precedence
+    over config.json's, as in transformers. An id outside of the vocabulary is ignored and added to `absent`. Raises
+    WorkbenchError if there is no supported config.
+    """
     path = Path(path)
     config = read_config(path)
     spec = spec_from_config(config.values, _name(path), config.source)
@@ -53,8 +54,7 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
         where: the file, for errors.
 
     Raises:
-        WorkbenchError: for missing and wrong fields, and for keys that are known to change the model and are not
-            supported.
+        WorkbenchError: for missing and wrong fields, and for unsupported keys that change the model.
     """
     fields = ConfigFields(config, where)
     try:
@@ -64,9 +64,9 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
 
 
 def find_family(fields: ConfigFields) -> Family:
-    """Return the family of a config by its `model_type`: a known one, or one that is registered (`workbench.register`).
+    """Return the family of a config by its `model_type`: a built-in family or a registered one (`workbench.register`).
 
-    Raises WorkbenchError where there is none.
+    Raises WorkbenchError if there is none.
     """
     name = fields.get("model_type")
     found = (FAMILIES.get(name) or registered(name)) if isinstance(name, str) else None
@@ -74,12 +74,12 @@ def find_family(fields: ConfigFields) -> Family:
         return found
     given = "is missing" if name is None else f"{name!r} is not read"
     hint = nearest(name, FAMILIES) if isinstance(name, str) else ""
-    own = "; `workbench new-family` begins one of your own" if isinstance(name, str) else ""
+    own = "; `workbench model new-family` begins one of your own" if isinstance(name, str) else ""
     raise WorkbenchError(f"{fields.source}: model_type {given}; read now: {', '.join(FAMILIES)}{hint}{own}")
 
 
 def read_names(fields: ConfigFields) -> CheckpointNames:
-    """Return the names of the tensors of a model with this config, which `read_spec` reads."""
+    """Return the names of the tensors of a model with this config."""
     names = find_family(fields).names
     if fields.get("model_type") == "falcon" and not fields.boolean("new_decoder_architecture"):
         return replace(names, qkv_order="stacked" if fields.boolean("multi_query", default=True) else "by_group")
@@ -89,8 +89,9 @@ def read_names(fields: ConfigFields) -> CheckpointNames:
 
 
 def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """Return the Llama config.json of `spec`: `spec_from_config` of it gives an equal spec. Raises WorkbenchError for
-    what the format cannot express: layers that differ, and all that is not in Llama's block."""
+    """Return a Llama config.json for `spec`, from which `spec_from_config` makes an equal spec. Raises WorkbenchError
+    for a spec that the format cannot express: different layers, and features outside of Llama's block.
+    """
     kinds = set(spec.layers)
     if len(kinds) != 1:
         raise WorkbenchError(f"{spec.name}: a Llama config has one kind of layer, the spec {len(kinds)}")
@@ -125,7 +126,7 @@ def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer: LayerSpec) -> None:
-    """Refuse every field that the config does not hold, unless it is at its default."""
+    """Raise WorkbenchError for every field that the config lacks, unless it has its default."""
     heads = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "qkv_bias": False, "o_proj_bias": False}
     plain = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2)
     for given, right in (
@@ -149,7 +150,7 @@ def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of checkpoints: the reader of its config, and the names of its tensors."""
+    """A model family: the reader of its config, and the names of its tensors."""
 
     read: Callable[[ConfigFields, str], ModelSpec]
     names: CheckpointNames = LLAMA_NAMES

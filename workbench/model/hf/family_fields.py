@@ -1,5 +1,6 @@
-"""Readers that several families share: heads, windows by layer, models of one kind of layer, and the keys that no
-reader supports."""
+"""Read fields that several families share: heads, windows by layer, models with one kind of layer, and unsupported
+keys.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.rotary import read_rotary
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
-MAX_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
+MAX_LAYERS = 10_000  # a larger number means a damaged file, and would fill the memory
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
-# Keys that change what is computed, with the values under which they change nothing. A family takes out what it reads.
+# Keys that change the computation, with the values that have no effect. A family excludes the keys it reads.
 UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
@@ -27,33 +28,37 @@ UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
 
 
 def refuse_unsupported(config: ConfigFields, architecture: str, reads: tuple[str, ...] = ()) -> None:
-    """Raise WorkbenchError for another architecture and for keys of `UNSUPPORTED_KEYS` not among `reads`."""
+    """Raise WorkbenchError if the config is of another architecture, or has a key of `UNSUPPORTED_KEYS` that is not in
+    `reads`.
+    """
     architectures = config.get("architectures")
     if architectures is not None and (not isinstance(architectures, list) or architecture not in architectures):
         raise config.invalid("architectures", architectures, f'["{architecture}"]')
     for key, harmless in UNSUPPORTED_KEYS.items():
         value = config.get(key)
         if key not in reads and value is not None and value not in harmless:
-            raise config.invalid(key, value, "absent or null: what it changes is not carried out")
+            raise config.invalid(key, value, "absent or null: its effect is not supported")
 
 
 def refuse_others(config: ConfigFields, **harmless: tuple[object, ...]) -> None:
-    """Raise WorkbenchError for a key with another value than null and those in `harmless`: it is not carried out."""
+    """Raise WorkbenchError if one of these keys has an unsupported value: neither null nor one of the values in
+    `harmless`.
+    """
     for key, values in harmless.items():
         value = config.get(key)
         if value is not None and not any(type(value) is type(each) and value == each for each in values):
             right = " or ".join(["null", *map(json.dumps, values)])
-            raise config.invalid(key, value, f"{right}: others are not carried out")
+            raise config.invalid(key, value, f"{right}: other values are not supported")
 
 
 def refuse_activation(config: ConfigFields, key: str, right: str) -> None:
     activation = config.get(key)
     if activation not in (None, right):
-        raise config.invalid(key, activation, f'"{right}": other activations are not carried out')
+        raise config.invalid(key, activation, f'"{right}": other activations are not supported')
 
 
 def refuse_sliding_windows(config: ConfigFields, family: str) -> None:
-    """Raise WorkbenchError where layers of `family`, which all see the whole context, are given windows."""
+    """Raise WorkbenchError if a config gives windows to layers of `family`, whose layers all see the whole context."""
     window = config.get("sliding_window")
     if window is not None and config.get("use_sliding_window") is not False:
         raise config.invalid("sliding_window", window, f"null: {family} layers see the whole context")
@@ -72,17 +77,17 @@ def read_activation(config: ConfigFields, key: str, default: str, gated: bool = 
     """Read an activation by its name in transformers; `default` is the family's."""
     name = config.get(key) or default
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise config.invalid(key, name, f"one of {', '.join(ACTIVATIONS)}: others are not carried out")
+        raise config.invalid(key, name, f"one of {', '.join(ACTIVATIONS)}: others are not supported")
     return ActivationSpec(kind=ACTIVATIONS[name], gated=gated)  # type: ignore[arg-type] (a key of ACTIVATIONS)
 
 
 def layer_norm(config: ConfigFields, key: str = "layer_norm_eps", eps: float = 1e-5, bias: bool = True) -> NormSpec:
-    """Read the eps of a LayerNorm."""
+    """Read the eps of a LayerNorm, and return its spec."""
     return NormSpec(kind="layer", eps=config.number(key, default=eps), bias=bias)
 
 
 def renamed(config: ConfigFields, **names: str) -> ConfigFields:
-    """Return the config with the values of `names` (ours=theirs) under the names that the readers here know."""
+    """Return the config with renamed fields; `names` has the family's name for each of ours."""
     values = dict(config.values)
     for ours, theirs in names.items():
         if theirs in values and values.get(ours) is None:
@@ -91,19 +96,20 @@ def renamed(config: ConfigFields, **names: str) -> ConfigFields:
 
 
 def without(config: ConfigFields, *keys: str) -> ConfigFields:
-    """Return the config without keys that other families have and this one does not read."""
+    """Return the config without keys of other families, which this family ignores."""
     return ConfigFields({key: value for key, value in config.values.items() if key not in keys}, config.source)
 
 
 def as_family(config: ConfigFields, family: str) -> ConfigFields:
-    """Return the config as that of another family, whose reader then accepts it: without the name of its class."""
+    """Return the config without its class name, so that another family's reader accepts it."""
     values = {**config.values, "model_type": family}
     return without(ConfigFields(values, config.source), "architectures")
 
 
 def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
-    """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config says nothing. Where
-    neither says anything, or the config says null, it is hidden_size over heads."""
+    """Read `num_heads`, `num_kv_heads` and `head_dim`. If the config has no head width, it is `dim`, the family's
+    default, or hidden_size / num_heads.
+    """
     heads = config.integer("num_attention_heads")
     groups = config.integer("num_key_value_heads", default=heads)
     if heads % groups:
@@ -122,12 +128,12 @@ def read_num_layers(config: ConfigFields) -> int:
 
 
 def read_window(config: ConfigFields, default: int) -> int:
-    """Read the length of sliding windows; `default` is the family's where the config does not name it."""
+    """Read the length of sliding windows in tokens; `default` is the family's."""
     return config.integer("sliding_window") if "sliding_window" in config.values else default
 
 
 def read_layer_types(config: ConfigFields, period: int) -> tuple[str, ...]:
-    """Read `layer_types`; without it every layer but each `period`-th is sliding."""
+    """Read `layer_types`; if it is missing, all layers except every `period`-th are sliding."""
     layers = read_num_layers(config)
     kinds = config.get("layer_types")
     if kinds is None:
@@ -149,13 +155,12 @@ def build_spec(
     norm: NormSpec | None = None,
     **more: Any,
 ) -> ModelSpec:
-    """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
-    config has none."""
+    """Build the model from `layers`; `tied`, `eps` and the rotary's base are the family's defaults."""
     _refuse_other_layer_types(config, layers)
     rotary = read_rotary(config) if rotary is None else rotary
     context = config.integer("max_position_embeddings")
     if rotary.scaling.kind == "dynamic":
-        context = int(context * rotary.scaling.factor)  # where transformers has no end
+        context = int(context * rotary.scaling.factor)  # transformers has no end token here
     tied = config.boolean("tie_word_embeddings", default=tied)
     if tied and more.get("head_bias"):
         raise config.invalid("tie_word_embeddings", True, "false: a head of its own has the bias")
@@ -174,7 +179,7 @@ def build_spec(
 
 
 def _refuse_other_layer_types(config: ConfigFields, layers: tuple[LayerSpec, ...]) -> None:
-    """Raise WorkbenchError where `layer_types` says other than the windows that were read."""
+    """Raise WorkbenchError if `layer_types` disagrees with the windows."""
     kinds = config.get("layer_types")
     found = [FULL if layer.attention.sliding_window is None else SLIDING for layer in layers]
     if kinds is not None and kinds != found:
@@ -183,8 +188,7 @@ def _refuse_other_layer_types(config: ConfigFields, layers: tuple[LayerSpec, ...
 
 
 def read_softcap(config: ConfigFields, key: str, default: float) -> float:
-    """Read a soft-cap: 0, which is none, where the config says null; `default` is the family's where it
-    says nothing."""
+    """Read a softcap: null gives 0, which is none; `default` is the family's."""
     return config.number(key, default=0.0) if key in config.values else default
 
 
@@ -201,13 +205,13 @@ def one_kind(
     reads: tuple[str, ...] = (),
     **model: Any,
 ) -> ModelSpec:
-    """Build a model whose layers are all alike.
+    """Build the spec of a model whose layers are all equal.
 
     Args:
         config: the config.
         name: the model's name.
         architecture: its class in transformers.
-        attention: fields of AttentionSpec beside the heads.
+        attention: fields of AttentionSpec except the heads.
         layer: fields of LayerSpec.
         reads: keys of UNSUPPORTED_KEYS that the family reads.
         model: arguments of `build_spec`.

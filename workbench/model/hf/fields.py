@@ -1,4 +1,4 @@
-"""Typed reading of foreign JSON: every error names the file, the field and what is right."""
+"""Read foreign JSON by type: every error names the file, the field and the valid values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes, read_json_object
 
-REQUIRED: Any = object()  # no default: the field must be there
+REQUIRED: Any = object()  # no default: the field is required
 
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """A JSON object with the place it was read from. `null` counts as absent, as in Hugging Face configs."""
+    """A JSON object with the name of its source, for error messages. `null` counts as absent, as in Hugging Face
+    configs.
+    """
 
     values: dict[str, Any]
     source: str
@@ -36,7 +38,7 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: Any = REQUIRED, zero: bool = False) -> Any:
-        """Return a finite number above zero, as a float; 0 too where `zero` allows it."""
+        """Return a finite number above 0 as a float; with `zero`, 0 is allowed."""
         least = "of at least 0" if zero else "above 0"
         value = self._value(key, default, f"a number {least}")
         if value is default:
@@ -54,7 +56,7 @@ class ConfigFields:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...] | None:
-        """Return one id, a list of ids or null. None where the field is absent or null."""
+        """Return the token ids of a field with one id or a list of ids; None if absent or null."""
         value = self.get(key)
         if value is None:
             return None
@@ -64,7 +66,7 @@ class ConfigFields:
         return tuple(dict.fromkeys(ids))
 
     def nested(self, key: str) -> ConfigFields | None:
-        """Return the object in `key`, or None where it is absent, null or empty."""
+        """Return the object in the field `key`; None if it is absent, null or empty."""
         value = self.get(key)
         if value is None or value == {}:
             return None
@@ -87,7 +89,7 @@ class ConfigFields:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`; raises WorkbenchError where it cannot be read or holds anything else."""
+    """Return the JSON object in `file`. Raises WorkbenchError if the file cannot be read or has no object."""
     text = read_bytes(file)
     try:
         return read_json_object(text, str(file))

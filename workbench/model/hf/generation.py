@@ -1,4 +1,4 @@
-"""Read what a model's makers recommend for sampling: generation_config.json beside its config."""
+"""Read the sampling parameters that a model's authors recommend, from the generation_config.json in its folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Return the sampling parameters of a folder's generation_config.json that differ from ours; none without it.
+    """Return the sampling parameters in a folder's generation_config.json that differ from the defaults here; empty if
+    there is no such file.
 
-    `do_sample: false` is temperature 0. Raises WorkbenchError for values that no sampling has.
+    `do_sample: false` is temperature 0. Raises WorkbenchError for invalid values.
     """
     path = folder / GENERATION_FILE
     if not path.is_file():

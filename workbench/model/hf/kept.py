@@ -1,7 +1,8 @@
-"""Matrices that stay in the few bits of their files: those that a product of ours can multiply from, bit for bit.
+"""Keep quantized matrices exactly as their files store them, if one of our products supports the format.
 
-Each matrix has its own format (see model/quantized.py), and so have the parts of a fused one; a stack of experts has
-one. What no product multiplies from is widened, and a line says which, why, and what it costs.
+Each matrix has its own format (see model/quantized.py), and so has each part of a fused matrix; a stack of experts has
+one format. A matrix in an unsupported format is widened, that is stored dense, and a report line gives the tensors, the
+reason and the cost.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, Stor
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.parameters import Layout, RowLayout, StoredParameter, StoredPart
 from workbench.model.quantized import DENSE_MATRICES, Rows, WeightFormat, is_expert_stack
+from workbench.units import format_bytes
 
 Wanted = Mapping[str, StoredParameter]
-Refuses = Callable[[MatrixFormat], str | None]  # why no product multiplies from a format; None where one does
+Refuses = Callable[[MatrixFormat], str | None]  # the reason why no product supports a format; None if one does
 BY_ACTIVATION = "a group of its columns lies scattered over the row, in the order of activations"
 REORDERED = "its file stores its columns in another order"
-MAX_GROUP = 128  # columns of a group that a kernel walks at once; larger ones are split
+MAX_GROUP = 128  # columns of a group that a kernel processes at once; larger groups are split
 
 
 @dataclass(frozen=True)
 class KeptPart:
-    """A part of a parameter: its stored tensor, a format that holds it exactly, and why that is dense, where the file
-    has fewer bits. `matrix` has its codes, where the format is not the file's own."""
+    """One stored tensor of a parameter, with a format that holds it exactly. If that format is dense although the file
+    has fewer bits, `reason` says why. `matrix` has the codes if the format differs from the file's.
+    """
 
     part: StoredPart
     tensor: StoredTensor
@@ -44,11 +47,11 @@ class KeptPart:
 
     @property
     def rows(self) -> int:
-        """Return the rows here, of all experts of a stack."""
+        """Return the number of rows that the part has in memory; for a stack, the rows of all experts."""
         return math.prod(self.part.shape_here[:-1])
 
     def fill(self, format: MatrixFormat, stored: list[Tensor]) -> None:
-        """Write codes, scales and minima in a format that holds them exactly to these rows."""
+        """Write codes, scales and minima of this part into `stored`, in `format`, which holds the part exactly."""
         layout, as_stored = self.part.layout, self.matrix is None and format == self.format
         if as_stored and layout is None:
             self.tensor.fill(stored)
@@ -63,7 +66,7 @@ class KeptPart:
             raise not_finite(self.part, self.tensor)
 
     def _ordered(self, layout: Layout, rows: Tensor) -> Tensor:
-        """Return stored rows of a matrix, or of all experts of a stack, whose columns stay, in our order."""
+        """Reorder the stored rows of a matrix, or of all experts of a stack, to our order; columns stay."""
         if len(self.part.shape) == 2:
             return layout.from_stored(rows)
         order = layout.from_stored(torch.arange(self.part.shape[-1]).expand(1, 1, -1)).flatten()
@@ -95,7 +98,7 @@ class KeptPart:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """Parts of a parameter, one below the other, in one format that holds them exactly."""
+    """Consecutive stored tensors of a parameter that have the same format in memory."""
 
     format: MatrixFormat
     parts: tuple[KeptPart, ...]
@@ -105,7 +108,7 @@ class KeptRun:
         return sum(part.rows for part in self.parts)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return codes, scales and minima as a product of ours stores them."""
+        """Return codes, scales and minima in the layout of our products."""
         shape = self.rows, self.parts[0].part.shape_here[-1]
         stored = [zero_pages(*each) for each in self.format.storage(*shape).values()]
         start = 0
@@ -118,7 +121,7 @@ class KeptRun:
 
 @dataclass(frozen=True)
 class KeptMatrix:
-    """A parameter in runs of rows, each in the bits of its file, or dense."""
+    """A parameter as ranges of rows; each range is stored exactly as in its file, or dense."""
 
     runs: tuple[KeptRun, ...]
 
@@ -135,7 +138,9 @@ class KeptMatrix:
         return tuple(part for run in self.runs for part in run.parts)
 
     def held_as(self, rows: Rows) -> KeptMatrix | None:
-        """Return the same matrix in formats that hold it exactly; None where these do not."""
+        """Return the same matrix with its ranges of rows in the formats of `rows`; None if these do not hold it
+        exactly.
+        """
         if len(rows) != len(self.runs):
             return None
         runs = [replace(run, format=format) for run, (_, format) in zip(self.runs, rows, strict=True)]
@@ -144,15 +149,16 @@ class KeptMatrix:
 
 
 def no_refusal(format: MatrixFormat) -> str | None:
-    """Refuse no format."""
+    """Return None for every format: none is refused."""
 
 
 def kept_matrix(
     parameter: StoredParameter, checkpoint: Checkpoint, refuses: Refuses = no_refusal, one_format: str | None = None,
     stack: bool = False,
 ) -> KeptMatrix:  # fmt: skip
-    """Return a parameter, a matrix or a stack of experts', as its file stores it, as far as a product multiplies from
-    that; dense where it has several formats, and `one_format` is why it may not."""
+    """Return a parameter (a matrix or a stack of experts) in the format of its file, as far as a product supports it.
+    If its parts have several formats and `one_format` gives a reason against that, it is dense.
+    """
     if stack:
         one_format = "experts of its stack are stored in several formats"
     parts = [_kept_part(part, checkpoint, refuses) for part in parameter.parts]
@@ -174,29 +180,30 @@ NO_MATRIX = "it is multiplied as a dense tensor"
 
 
 def not_finite(part: StoredPart, tensor: StoredTensor) -> WorkbenchError:
-    """Return the error of scales or minima that are infinite or no numbers."""
+    """Return the error for infinite or NaN scales or minima."""
     return WorkbenchError(f"{tensor.file}: {part.name} has scales or minima that are not finite; fetch the file again")
 
 
 def _dense(parts: Iterable[KeptPart], reason: str) -> list[KeptPart]:
-    """Return parts that are dense, those in few bits for this reason."""
+    """Return the parts as dense; for quantized ones with this reason."""
     return [each if each.format.is_dense else replace(each, format=DENSE_MATRIX, reason=reason) for each in parts]
 
 
 def _kind(tensor: StoredTensor, dtype: torch.dtype) -> str:
-    """Return what is cast where it is dense: a quantized tensor, or a float16 matrix beside another type; "" of
-    others."""
+    """Return the kind of conversion for a dense part: a quantized tensor, or a float16 matrix in a model of another
+    type; "" for none.
+    """
     if tensor.dtype not in FLOAT_DTYPES:
         return "quantized"
     return "float16" if dtype != torch.float16 and tensor.own_format() is not None else ""
 
 
 def _kept_part(part: StoredPart, checkpoint: Checkpoint, refuses: Refuses) -> KeptPart:
-    """Return a part in the first of its formats that is not refused: its own, then in groups, then dense."""
+    """Return a part in the first format that is not refused: its own, then groups, then dense."""
     tensor = checkpoint.tensors[part.name]
     of_rows = len(part.shape) == 3 or (isinstance(part.layout, RowLayout) and not part.layout.transposed)
     ordered = part.layout is not None and not of_rows
-    own, reason = tensor.own_format(), "" if tensor.dtype in FLOAT_DTYPES else f"no product reads {tensor.dtype}"
+    own, reason = tensor.own_format(), "" if tensor.dtype in FLOAT_DTYPES else f"no kernel multiplies {tensor.dtype}"
     if own is not None and (reason := refuses(own)) is None:
         if not ordered:
             return KeptPart(part, tensor, own)
@@ -219,22 +226,23 @@ def stored_format(
     checkpoint: Checkpoint, wanted: Wanted, tied: bool, refuses: Refuses = no_refusal, one_format: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[WeightFormat, dict[str, str]]:  # fmt: skip
-    """Return the format in which each matrix of a checkpoint can stay, and why others are widened, by stored tensor.
+    """Return a format that keeps the matrices of a checkpoint as they are stored, and the reasons, by stored tensor,
+    why other matrices are widened.
 
     Args:
         checkpoint: the model on disk.
-        wanted: its parameters.
-        tied: the head is the embedding.
-        refuses: why no product of the backend multiplies from a format.
-        one_format: why parts of a fused matrix may not differ; None where they may.
-        dtype: what the model computes in.
+        wanted: the model's stored parameters.
+        tied: whether the head is the embedding.
+        refuses: returns why no product of the backend supports a format, or None.
+        one_format: why parts of a fused matrix must have the same format; None if they may differ.
+        dtype: the model's dtype of computation.
     """
 
     def refused(format: MatrixFormat, stack: bool, looked_up: bool) -> str | None:
         if format.codes == "float16" and dtype == torch.float16:
-            return ""  # dense, it has the same numbers
+            return ""  # a dense matrix has the same numbers
         if format.codes == "float16" and stack:
-            return "no product of experts reads float16 beside another type"
+            return "no kernel for experts reads float16 together with another type"
         return None if looked_up else refuses(format)
 
     rows: dict[str, Rows] = {}
@@ -268,7 +276,7 @@ def stored_format(
 
 
 def kept_matrices(checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat) -> dict[str, KeptMatrix]:
-    """Return the parameters whose codes `format` holds exactly, in that format, by our names."""
+    """Return, by our names, the parameters that `format` holds exactly as they are stored."""
     found: dict[str, KeptMatrix] = {}
     for name, parameter in wanted.items():
         ours, axes = "head.weight" if tied and name == "embedding.weight" else name, len(parameter.shape)
@@ -288,9 +296,10 @@ def cost_of_widening(
     checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat, dtype: torch.dtype,
     reasons: Mapping[str, str],
 ) -> list[str]:  # fmt: skip
-    """Return a line for each reason why tensors that are quantized in the files, or of float16 beside another type, are
-    dense in memory: which, and what that costs. `reasons` are by stored tensor; that of "" is of other quantized
-    ones."""
+    """Return one line for each reason why tensors are dense in memory although the files have fewer bits (quantized, or
+    float16 in a model of another type); it names the tensors and the cost. `reasons` are by stored tensor; the key ""
+    stands for all other quantized tensors.
+    """
     kept = kept_matrices(checkpoint, wanted, tied, format)
     in_few_bits = {each.part.name for matrix in kept.values() for each in matrix.parts if not each.format.is_dense}
     parts = [part.name for each in wanted.values() for part in each.parts]
@@ -302,27 +311,27 @@ def cost_of_widening(
             widened.setdefault((kind, reasons.get(name, reasons.get("", ""))), []).append(name)
     lines = []
     for (kind, reason), names in widened.items():
-        files = sum(checkpoint.tensors[name].nbytes for name in names) / 1e6
-        memory = sum(math.prod(checkpoint.tensors[name].shape) for name in names) * dtype.itemsize / 1e6
+        files = sum(checkpoint.tensors[name].nbytes for name in names)
+        memory = sum(math.prod(checkpoint.tensors[name].shape) for name in names) * dtype.itemsize
         line = f"{checkpoint.format}, {len(names)} of {count[kind]} {kind} tensors are"
         line += f" {'cast' if kind == 'float16' else 'widened'} to {str(dtype).removeprefix('torch.')}"
         if not format.blocks.is_dense and not in_few_bits:
             line += f" and quantized again as {format.blocks.codes}"
         which = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: " if names[0] in reasons else ""
         reason = f" ({which}{reason})" if reason else ""
-        lines.append(f"{line}, {memory:,.1f} MB for {files:,.1f} MB in the files{reason}")
+        lines.append(f"{line}, {format_bytes(memory)} for {format_bytes(files)} in the files{reason}")
     return lines
 
 
 def bytes_of_kept(kept: Iterable[KeptMatrix]) -> tuple[int, int]:
-    """Return the bytes of matrices in few bits in memory, and of the same in the files."""
+    """Return two numbers of bytes of the kept quantized matrices: in memory, and in the files."""
     runs = [run for each in kept for run in each.runs if not run.format.is_dense]
     memory = sum(run.format.nbytes(run.rows, run.parts[0].part.shape_here[-1]) for run in runs)
     return memory, sum(part.tensor.nbytes for run in runs for part in run.parts)
 
 
 def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) -> MatrixFormat | str:
-    """Return the format that holds a matrix exactly, or why no product of ours multiplies from it."""
+    """Return the format that holds a matrix exactly, or the reason why no product supports it."""
     columns = part.shape_here[-1]
     if not all(bool(each.float().isfinite().all()) for each in (matrix.scales, matrix.minima) if each is not None):
         raise not_finite(part, tensor)
@@ -346,7 +355,7 @@ def _format_of(part: StoredPart, matrix: QuantizedMatrix, tensor: StoredTensor) 
 
 
 def _walked(group: int) -> int:
-    """Return the columns of the groups into which one of `group` columns is split, if it is."""
+    """Return the number of columns after splitting a group of `group` columns for the kernels."""
     while group > MAX_GROUP and group % 16 == 0:
         group //= 2
     return group
@@ -358,8 +367,9 @@ def _exact_dtype(values: Tensor) -> torch.dtype:
 
 
 def joined(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat | None:
-    """Return the format that holds matrices of both exactly, which differ in the types of scales at most; None where
-    there is none."""
+    """Return a format that holds matrices of both formats exactly, if they differ only in the types of scales;
+    otherwise None.
+    """
     if one == other:
         return one
     added = one.minima, other.minima
@@ -370,7 +380,7 @@ def joined(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat | None:
 
 
 def _holds(format: MatrixFormat, own: MatrixFormat) -> bool:
-    """Return whether a format holds exactly what has its own one: a scale for 128 columns is two for 64."""
+    """Return whether a format holds matrices of another format exactly (a scale for 128 columns equals two for 64)."""
     if own.words or own.codes != format.codes or not format.group or own.group % format.group:
         return joined(format, own) == format
     return joined(format, replace(own, group=format.group)) == format

@@ -1,6 +1,6 @@
-"""Architectures with LayerNorm and one feed-forward a layer, as tables from config.json; each names its source.
+"""Read configs of architectures with LayerNorm and one feed-forward in each layer; each function names its source.
 
-A table says what differs from Llama's block: norms, parallel parts, positions, biases.
+Each function lists the differences from Llama's block: norms, parallel parts, positions, biases.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gpt2(config: ConfigFields, name: str) -> ModelSpec:
     config = renamed(config, **GPT2_NAMES)
     for key, right in (("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)):
         if config.boolean(key) != right:
-            raise config.invalid(key, True, "false: it is not carried out")
+            raise config.invalid(key, True, "false: it is not supported")
     heads = read_heads(config)
     scaled = config.boolean("scale_attn_weights", default=True)
     attention = {**heads, "qkv_bias": True, "o_proj_bias": True, "position": "none", "scale": None if scaled else 1.0}
@@ -96,7 +96,7 @@ def opt(config: ConfigFields, name: str) -> ModelSpec:
     for key, right in (("do_layer_norm_before", True), ("_remove_final_layer_norm", False),
                        ("layer_norm_elementwise_affine", True)):  # fmt: skip
         if config.boolean(key, default=right) != right:
-            raise config.invalid(key, not right, f"{str(right).lower()}: the other is not carried out")
+            raise config.invalid(key, not right, f"{str(right).lower()}: the other value is not supported")
     bias = config.boolean("enable_bias", default=True)
     heads = read_heads(without(config, "num_key_value_heads"))
     attention = {**heads, "qkv_bias": bias, "o_proj_bias": bias, "position": "none"}
@@ -115,7 +115,7 @@ def bloom(config: ConfigFields, name: str) -> ModelSpec:
     values = {"max_position_embeddings": config.get("seq_length") or 2048, **config.values}
     config = ConfigFields(values, config.source)
     if config.boolean("apply_residual_connection_post_layernorm"):
-        raise config.invalid("apply_residual_connection_post_layernorm", True, "false: it is not carried out")
+        raise config.invalid("apply_residual_connection_post_layernorm", True, "false: it is not supported")
     attention = {**read_heads(config), "qkv_bias": True, "o_proj_bias": True, "position": "alibi"}
     width = config.integer("hidden_size")
     plain = ConfigFields({}, config.source)
@@ -139,7 +139,7 @@ def mpt(config: ConfigFields, name: str) -> ModelSpec:
                   kv_n_heads=())  # fmt: skip
     for key, right in (("prefix_lm", False), ("qk_ln", False), ("attn_uses_sequence_id", False), ("alibi", True)):
         if inner.boolean(key, default=right) != right:
-            raise inner.invalid(key, not right, f"{str(right).lower()}: the other is not carried out")
+            raise inner.invalid(key, not right, f"{str(right).lower()}: the other value is not supported")
     heads = read_heads(config)
     if heads["num_heads"] & (heads["num_heads"] - 1) or inner.integer("alibi_bias_max", default=8) != 8:
         raise config.invalid("n_heads", heads["num_heads"], "a power of two, with alibi_bias_max 8")
@@ -165,7 +165,7 @@ def falcon(config: ConfigFields, name: str) -> ModelSpec:
     new, multi_query = config.boolean("new_decoder_architecture"), config.boolean("multi_query", default=True)
     groups = config.integer("num_kv_heads", default=heads) if new else 1 if multi_query else heads
     if config.boolean("alibi"):
-        raise config.invalid("alibi", True, "false: Falcon's rounded slopes are not carried out")
+        raise config.invalid("alibi", True, "false: Falcon's rounded slopes are not supported")
     parallel = config.boolean("parallel_attn", default=True)
     if new and not parallel:
         raise config.invalid("parallel_attn", False, "true with new_decoder_architecture")

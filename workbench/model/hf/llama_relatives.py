@@ -1,7 +1,7 @@
-"""Architectures near Llama's, with root-mean-square norms and one feed-forward a layer, as tables from config.json;
-each names its source.
+"""Read configs of architectures near Llama's, with root-mean-square norms and one feed-forward in each layer; each
+function names its source.
 
-A table says what differs from Llama's block: biases, norms, rotary, windows, scales.
+Each function lists the differences from Llama's block: biases, norms, rotary, windows, scales.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
 
 def qwen2(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Qwen 2 and 2.5 (Yang et al., 2024): biases on queries, keys and values; windows from a layer on."""
+    """Read Qwen 2 and 2.5 (Yang et al., 2024): biases on queries, keys and values; the later layers may have
+    windows.
+    """
     refuse_unsupported(config, "Qwen2ForCausalLM")
     layers = read_num_layers(config)
     window = config.integer("sliding_window", default=4096) if config.boolean("use_sliding_window") else None
@@ -126,7 +128,9 @@ def granite_scales(config: ConfigFields) -> dict[str, Any]:
 
 
 def gemma(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Gemma (Google, 2024): weights of norms are added to 1, embeddings scaled; its "gelu" is the one by tanh."""
+    """Read Gemma (Google, 2024): norms multiply by 1 + weight, embeddings are scaled, and "gelu" means its tanh
+    form.
+    """
     bias = config.boolean("attention_bias")
     attention = {**read_heads(config, dim=256), "qkv_bias": bias, "o_proj_bias": bias}
     for key in ("hidden_act", "hidden_activation"):
@@ -239,7 +243,7 @@ def hunyuan_v1_dense(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def ernie4_5(config: ConfigFields, name: str) -> ModelSpec:
-    """Read ERNIE 4.5 (Baidu, 2025): interleaved rotary pairs, one `use_bias`."""
+    """Read ERNIE 4.5 (Baidu, 2025): interleaved rotary pairs, and one `use_bias` for all projections."""
     refuse_others(config, compression_ratio=(1, 1.0))
     bias = config.boolean("use_bias")
     attention = {**read_heads(config, dim=128), "qkv_bias": bias, "o_proj_bias": bias}
@@ -306,8 +310,8 @@ def ministral3(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def apertus(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Apertus (Swiss AI, 2025): feed-forwards without a gate whose activation has learned numbers, normed
-    heads."""
+    """Read Apertus (Swiss AI, 2025): normed heads, and feed-forwards without a gate, whose activation has learned
+    numbers."""
     bias = config.boolean("attention_bias")
     refuse_activation(config, "hidden_act", "xielu")
     published = {

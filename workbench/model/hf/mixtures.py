@@ -1,4 +1,4 @@
-"""Architectures with mixtures of experts, as tables from config.json; each names its source."""
+"""Read configs of architectures with mixtures of experts; each function names its source."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def qwen3_moe(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def _window(config: ConfigFields) -> int | None:
-    """Return the length of windows, or None where there are none: `use_sliding_window` is false by default."""
+    """Return the length of windows, or None without windows: `use_sliding_window` is false by default."""
     given = config.boolean("use_sliding_window")
     window: int | None = config.integer("sliding_window", default=4096) if given else None
     return window
@@ -85,8 +85,9 @@ def _window(config: ConfigFields) -> int | None:
 def _qwen(
     config: ConfigFields, name: str, attention: AttentionSpec, experts: MoESpec, kinds: tuple[str, ...]
 ) -> ModelSpec:
-    """Build a model with layers of `kinds`; `mlp_only_layers`, and all but each `decoder_sparse_step`-th layer, are
-    dense."""
+    """Build a model with layers of `kinds`; `mlp_only_layers`, and all layers except every `decoder_sparse_step`-th,
+    are dense.
+    """
     layers, step = read_num_layers(config), config.integer("decoder_sparse_step", default=1)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(not isinstance(each, int) for each in dense):
@@ -144,7 +145,9 @@ def granitemoe(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def deepseek_v2(config: ConfigFields, name: str) -> ModelSpec:
-    """Read DeepSeek-V2 (2024): latent attention, experts by softmax, within the groups of the best single experts."""
+    """Read DeepSeek-V2 (2024): latent attention; experts are scored by softmax and chosen within the groups that have
+    the best single experts.
+    """
     refuse_unsupported(config, "DeepseekV2ForCausalLM")
     method = config.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
@@ -161,7 +164,9 @@ def deepseek_v2(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def deepseek_v3(config: ConfigFields, name: str) -> ModelSpec:
-    """Read DeepSeek-V3 and R1 (2024): experts by sigmoid, chosen with a learned bias within groups of the best two."""
+    """Read DeepSeek-V3 and R1 (2024): experts are scored by sigmoid with a learned bias, and chosen within the groups
+    whose two best experts score highest.
+    """
     refuse_unsupported(config, "DeepseekV3ForCausalLM")
     refuse_others(config, topk_method=("noaux_tc",), scoring_func=("sigmoid",))
     router = RouterSpec(
@@ -220,8 +225,9 @@ def phimoe(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def llama4_text(config: ConfigFields, name: str) -> ModelSpec:
-    """Read the text part of Llama 4 (Meta, 2025): attention within chunks where heads are rotated, a temperature where
-    they are not; an expert weighs its input, beside a shared one."""
+    """Read the text part of Llama 4 (Meta, 2025): layers with rotary attend within chunks, the other layers have a
+    temperature; experts scale their inputs, and a shared expert is added.
+    """
     refuse_unsupported(config, "Llama4ForCausalLM", ("num_local_experts", "use_qk_norm"))
     layers, interval = read_num_layers(config), config.integer("no_rope_layer_interval", default=4)
     bias, normed = config.boolean("attention_bias"), config.boolean("use_qk_norm", default=True)
@@ -290,7 +296,9 @@ def _latent(config: ConfigFields, interleave: bool) -> MLASpec:
 
 
 def read_experts(config: ConfigFields, key: str, count: int, used: int, router: RouterSpec) -> MoESpec:
-    """Read the number of experts, in `key`, and of those that a token uses; `count` and `used` are the family's."""
+    """Read the number of experts (from `key`) and of experts per token, and return the mixture's spec; `count` and
+    `used` are the family's defaults.
+    """
     count, used = config.integer(key, default=count), config.integer("num_experts_per_tok", default=used)
     if used > count:
         raise config.invalid("num_experts_per_tok", used, f"at most {key} ({count})")

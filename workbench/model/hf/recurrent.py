@@ -1,5 +1,6 @@
-"""Architectures with recurrent states in place of attention, or beside it, as tables from config.json; each names its
-source."""
+"""Read configs of architectures with recurrent layers, in place of attention or parallel to it; each function names its
+source.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from workbench.model.hf.rotary import read_rotary, read_rotated_columns
 from workbench.model.recurrent.spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
-MAMBA_TOKENS = 2**20  # its state takes a text of any length; a limit is needed where others have their positions
+MAMBA_TOKENS = 2**20  # a recurrent state has no maximum length; this stands for the limit that other models have
 
 
 def lfm2(config: ConfigFields, name: str) -> ModelSpec:
@@ -53,7 +54,9 @@ def lfm2(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def _lfm2_intermediate_size(config: ConfigFields) -> int:
-    """Return the feed-forward's width: two thirds of what is stated, in whole multiples, unless it is stated as is."""
+    """Return the feed-forward's width: two thirds of the configured width, rounded up to a multiple, unless the config
+    disables this.
+    """
     hidden: int = config.integer("block_ff_dim", default=config.integer("intermediate_size", default=12288))
     if not config.boolean("block_auto_adjust_ff_dim", default=True):
         return hidden
@@ -132,9 +135,10 @@ def bamba(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def falcon_h1(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Falcon-H1 (TII, 2025): Mamba-2 beside attention in each layer, and factors of nearly all that is computed.
+    """Read Falcon-H1 (TII, 2025): Mamba-2 parallel to attention in each layer, and multipliers on nearly all
+    intermediate results.
 
-    The factor of keys is one of the scores: what is cached is not multiplied with it.
+    The multiplier of keys is applied to the scores, so cached keys are unscaled.
     """
     refuse_unsupported(config, "FalconH1ForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
@@ -178,7 +182,7 @@ def falcon_h1(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def _factors(config: ConfigFields, key: str, count: int) -> tuple[float, ...]:
-    """Read a list of `count` factors; ones where there is none."""
+    """Read a list of `count` factors; default: ones."""
     values = config.get(key)
     if values is None:
         return (1.0,) * count
@@ -188,7 +192,7 @@ def _factors(config: ConfigFields, key: str, count: int) -> tuple[float, ...]:
 
 
 def _mamba_fields(config: ConfigFields) -> ConfigFields:
-    """Return the config with Mamba-2's fields under the names that Mamba-2 itself has."""
+    """Return the config with its Mamba-2 fields renamed to Mamba-2's own names."""
     config = renamed(
         config, num_heads="mamba_n_heads", n_groups="mamba_n_groups", state_size="mamba_d_state",
         conv_kernel="mamba_d_conv", expand="mamba_expand", use_conv_bias="mamba_conv_bias", use_bias="mamba_proj_bias",
@@ -199,7 +203,7 @@ def _mamba_fields(config: ConfigFields) -> ConfigFields:
 
 
 def mamba2(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Mamba-2 (Dao and Gu, 2024): nothing but state-space layers, and no feed-forwards."""
+    """Read Mamba-2 (Dao and Gu, 2024): only state-space layers, no feed-forwards."""
     refuse_unsupported(config, "Mamba2ForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
     eps = config.number("layer_norm_epsilon", default=1e-5)
@@ -213,8 +217,9 @@ def mamba2(config: ConfigFields, name: str) -> ModelSpec:
 def _mamba2_spec(
     config: ConfigFields, width: int, heads: int, groups: int, state: int, eps: float, inner: int | None = None
 ) -> Mamba2Spec:
-    """Read a state-space layer; `heads`, `groups` and `state` are the family's where the config does not name them, and
-    `inner`, the columns of all heads, is `expand` times the width unless given."""
+    """Read a state-space layer; `heads`, `groups` and `state` are the family's defaults; `inner`, the columns of all
+    heads, is by default `expand` times the width.
+    """
     stated = "expand times hidden_size" if inner is None else "mamba_d_ssm"
     inner = int(config.number("expand", default=2) * width) if inner is None else inner
     heads = config.integer("num_heads", default=heads)
@@ -223,7 +228,7 @@ def _mamba2_spec(
         raise config.invalid("head_dim", dim, f"{stated} ({inner}) over the heads ({heads})")
     limits = config.get("time_step_limit")
     if limits is not None and limits not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
-        raise config.invalid("time_step_limit", limits, "0 to infinity: others are not carried out")
+        raise config.invalid("time_step_limit", limits, "0 to infinity: other limits are not supported")
     groups = config.integer("n_groups", default=groups)
     if heads % groups:
         raise config.invalid("n_groups", groups, f"a divisor of the heads ({heads})")

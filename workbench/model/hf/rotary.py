@@ -1,4 +1,4 @@
-"""Rotary fields of a Hugging Face config, old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`)."""
+"""Read the rotary fields of a Hugging Face config, old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LONGROPE_KEYS = ("short_factor", "long_factor", "short_mscale", "long_mscale")
 
 
 def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA, reads_partial: bool = False) -> RotaryConfig:
-    """Read the rotary part of `config`.
+    """Read the rotary embedding of a config.
 
-    As in transformers, a base inside the object goes before `rope_theta`.
+    As in transformers, a base inside the object takes precedence over `rope_theta`.
 
     Args:
         config: the config.
-        base: the family's base where the config has none.
-        reads_partial: the family reads `partial_rotary_factor` itself (`read_rotated_columns`).
+        base: the family's default base.
+        reads_partial: whether the family reads `partial_rotary_factor` itself (`read_rotated_columns`).
     """
     if not reads_partial:
         for place in (config, config.nested("rope_scaling"), config.nested("rope_parameters")):
@@ -37,9 +37,10 @@ def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA, reads_pa
 
 
 def read_layer_rotary(config: ConfigFields, layers: str, old_base: str, base: float, old_scaling: bool) -> RotaryConfig:
-    """Read the rotary of the layers that `layer_types` calls `layers`, for families whose kinds of layers have
-    rotaries of their own: in `rope_parameters` under that name; in old configs the base is in `old_base`, and
-    `rope_scaling` is that of the layers with `old_scaling`."""
+    """Read the rotary embedding of the layers of type `layers` in `layer_types`, for families with a rotary for each
+    type. New configs have it in `rope_parameters` under the type's name; old configs have the base in `old_base`, and
+    `rope_scaling` applies only to layers with `old_scaling`.
+    """
     new = config.nested("rope_parameters")
     mine = None if new is None else new.nested(layers)
     values = {"rope_theta": config.get(old_base)}
@@ -57,7 +58,7 @@ def read_layer_rotary(config: ConfigFields, layers: str, old_base: str, base: fl
 
 
 def write_rotary(rotary: RotaryConfig) -> dict[str, Any]:
-    """Write the old fields, which old and new versions of transformers both read."""
+    """Return a rotary embedding as the old fields, which old and new versions of transformers both read."""
     scaling, inner = rotary.scaling, None
     if scaling.kind == "linear":
         inner = {"rope_type": "linear", "factor": scaling.factor}
@@ -83,14 +84,15 @@ def write_rotary(rotary: RotaryConfig) -> dict[str, Any]:
 
 
 def yarn_attention_factor(factor: float, coefficient: float = 1.0) -> float:
-    """Return the factor by which YaRN raises attention's temperature for a context `factor` times the trained one: 0.1
-    c ln f + 1."""
+    """Return the factor by which YaRN multiplies cosines and sines for a context `factor` times the trained one: 0.1 c
+    ln(factor) + 1, where c is `coefficient`."""
     return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
 
 
 def yarn_score_factor(config: ConfigFields) -> float:
-    """Return the factor by which DeepSeek multiplies the scores besides, from `mscale_all_dim`: the square of that
-    gain."""
+    """Return DeepSeek's additional factor of the scores: the square of `yarn_attention_factor` with the coefficient
+    `mscale_all_dim`.
+    """
     fields = config.nested("rope_scaling") or config.nested("rope_parameters")
     coefficient = None if fields is None else fields.number("mscale_all_dim", default=None, zero=True)
     if fields is None or not coefficient or _kind(fields) == "default":
@@ -99,13 +101,13 @@ def yarn_score_factor(config: ConfigFields) -> float:
 
 
 def read_rotated_columns(config: ConfigFields, head_dim: int, default: float, keys: tuple[str, ...] = ()) -> int | None:
-    """Read how many columns of a head are rotated, from a share of them; None for all.
+    """Read how many columns of a head are rotated, given as a fraction in the config; None for all.
 
     Args:
         config: the config.
         head_dim: columns of a head.
-        default: the family's share where the config has none.
-        keys: the family's own names of the share, beside `partial_rotary_factor`.
+        default: the family's default fraction.
+        keys: the family's own names of the fraction, besides `partial_rotary_factor`.
     """
     shares = [config.number(key, default=None) for key in (*keys, "partial_rotary_factor")]
     for inner in (config.nested("rope_parameters"), config.nested("rope_scaling")):
@@ -120,11 +122,11 @@ def read_rotated_columns(config: ConfigFields, head_dim: int, default: float, ke
 def _read(config: ConfigFields, fields: ConfigFields, base: float) -> RotaryConfig:
     kind = _kind(fields)
     if kind not in ROPE_TYPES:
-        raise WorkbenchError(f"{fields.source}: rope type {kind!r} is not carried out; read: {', '.join(ROPE_TYPES)}")
+        raise WorkbenchError(f"{fields.source}: rope type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
     for key, value in fields.values.items():
         unread = key in UNREAD_KEYS or (key in LONGROPE_KEYS and kind != "longrope")
         if isinstance(value, dict) or (unread and value is not None):
-            raise fields.invalid(key, value, "absent: what it changes is not carried out")
+            raise fields.invalid(key, value, "absent: its effect is not supported")
     base = _base(config, fields, base)
     if kind == "linear":
         return RotaryConfig(rope_theta=base, scaling=RotaryScaling(kind="linear", factor=fields.number("factor")))
@@ -148,7 +150,7 @@ def _kind(fields: ConfigFields) -> Any:
 
 
 def _longrope(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:
-    outer = config.integer("original_max_position_embeddings", default=None)  # where early files have it
+    outer = config.integer("original_max_position_embeddings", default=None)  # the field's place in early files
     original = _original(config, fields) if outer is None or fields.get("original_max_position_embeddings") else outer
     if original < 2:
         raise fields.invalid("original_max_position_embeddings", original, "at least 2")
@@ -211,7 +213,7 @@ def _yarn(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:
 
 
 def _factor(config: ConfigFields, fields: ConfigFields) -> float:
-    """Return the factor; where it is absent, the context over the one trained with (DeepSeek-V3)."""
+    """Return the factor; default: the context divided by the trained context (DeepSeek-V3)."""
     if fields.get("factor") is None:
         return config.integer("max_position_embeddings") / _original(config, fields)
     return fields.number("factor")
@@ -225,7 +227,9 @@ def _original(config: ConfigFields, fields: ConfigFields) -> int:
 
 
 def _refuse_other_original(config: ConfigFields, original: int) -> None:
-    """Refuse a length beside the rotary's object that is not the one in it: versions of transformers take either."""
+    """Raise WorkbenchError if a length outside of the rotary's object differs from the one inside: versions of
+    transformers use either.
+    """
     outer = config.integer("original_max_position_embeddings", default=None)
     if outer not in (None, original):
         raise config.invalid("original_max_position_embeddings", outer, f"{original}, as in the rotary's object")
@@ -239,4 +243,4 @@ def _base(config: ConfigFields, inner: ConfigFields | None, base: float) -> floa
 def _refuse_partial(fields: ConfigFields) -> None:
     if fields.number("partial_rotary_factor", default=1.0) != 1.0:
         given = fields.get("partial_rotary_factor")
-        raise fields.invalid("partial_rotary_factor", given, "1: partly rotated heads are not carried out")
+        raise fields.invalid("partial_rotary_factor", given, "1: partly rotated heads are not supported")

@@ -1,4 +1,4 @@
-"""Saving of a model as a Hugging Face folder, which transformers loads."""
+"""Save a model as a Hugging Face folder, which transformers loads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def save_folder(
 ) -> None:
     """Write config.json, the weights under their Hugging Face names as `dtype`, and tokenizer.json.
 
-    A model that stood there before is replaced. Each file appears whole or not at all, config.json last.
-    Weights above `shard_bytes` are cut into shards. Raises WorkbenchError for a state that is not the spec's
-    and for a folder that cannot be written.
+    An existing model is replaced. Each file is written atomically, config.json last. Weights above `shard_bytes` are
+    split into shards. Raises WorkbenchError for a state that does not match the spec, and for a folder that cannot be
+    written.
     """
     folder = Path(folder)
     config = config_from_spec(spec, dtype)

@@ -1,4 +1,4 @@
-"""Writing of tensors as the safetensors files of a folder: one, or shards and their index."""
+"""Write tensors as the safetensors files of a folder: a single file, or shards with their index."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ SHARD_BYTES = 5_000_000_000
 
 
 def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = SHARD_BYTES) -> list[Path]:
-    """Write tensors as they come, a file whenever the next would pass `shard_bytes`; return the files.
+    """Write tensors as they arrive; a new file begins when the next tensor would exceed `shard_bytes`. Return the
+    files.
 
-    They get their names, and those of a model that stood there before go, once all are written.
+    After the last tensor the files get their final names, and the files of an earlier model are removed.
 
     Raises:
-        OSError, SafetensorError: where a file cannot be written.
+        OSError, SafetensorError: if a file cannot be written.
     """
     parts: list[tuple[Path, list[str]]] = []
     held: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A model's weights as a dict of tensors: loaded from a folder, or random."""
+"""Load a model's weights as a dict of tensors, or draw random weights."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from workbench.model.spec import ModelSpec
 
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 UNUSED_IN_SHARING_LAYERS = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.", "self_attn.v_norm.")
-XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # before training: alphas of 0.8
+XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # xIELU before training: alphas of 0.8
 DRAW_CHUNK = BLOCK_VALUES  # random numbers drawn at once, in float32; a multiple of 16 (see `_draws`)
 DENSE_FORMAT = WeightFormat()
-Keep = Callable[[dict[str, Tensor]], dict[str, Tensor]]  # the stored tensors of one parameter, to what is kept of them
+Keep = Callable[[dict[str, Tensor]], dict[str, Tensor]]  # selects the part to keep of a parameter's stored tensors
 
 
 def keep_all(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Keep every number of a parameter."""
+    """Return a parameter's stored tensors unchanged: the default of `keep`, which may keep a part of them."""
     return stored
 
 
 def load_weights(
     path: str | Path, spec: ModelSpec, dtype: torch.dtype, format: WeightFormat = DENSE_FORMAT
 ) -> dict[str, Tensor]:
-    """Load the weights of the folder or file as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
+    """Load the weights of a folder or file as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
 
     Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. Matrices are
-    stored as `format` says while they are read, scales beside them; those that the files store exactly so keep their
-    codes. Raises WorkbenchError for weights that are absent, corrupt or of another architecture.
+    converted to `format` during reading, with scales as further tensors; matrices already stored in this format keep
+    their codes. Raises WorkbenchError for weights that are missing, corrupt or of another architecture.
     """
     checkpoint = open_checkpoint(path)
     return read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), dtype, format)
@@ -61,8 +61,9 @@ def read_weights(
     keep: Keep = keep_all,
     done: Callable[[StoredParameter], object] = lambda parameter: None,
 ) -> dict[str, Tensor]:
-    """Read the `wanted` weights of an open checkpoint, as `load_weights` does; of each parameter `keep` says what is
-    kept, before others are read, and `done` hears of it."""
+    """Read the weights `wanted` of an open checkpoint, as `load_weights` does. `keep` reduces each parameter before the
+    next is read, and `done` is called with it.
+    """
     tied = spec.tie_word_embeddings
     kept = {} if format == DENSE_FORMAT else kept_matrices(checkpoint, wanted, tied, format)
 
@@ -99,7 +100,7 @@ def _together(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor | None:
-    """Return a parameter as a view of its file; None where it is fused, cast or reordered."""
+    """Return a parameter as a view of its file; None if it is fused, cast or reordered."""
     part, *others = parameter.parts
     stored = checkpoint.tensors[part.name]
     if others or part.layout is not None or FLOAT_DTYPES.get(stored.dtype) != dtype:
@@ -109,7 +110,7 @@ def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype
 
 
 def read_parameter(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor:
-    """Read one parameter as `dtype`; a view of its file where it needs neither a cast nor fusing."""
+    """Read one parameter as `dtype`; a view of its file if it needs neither a cast nor fusing."""
     if (whole := _view(checkpoint, parameter, dtype)) is not None:
         return whole
     stored = [(checkpoint.tensors[part.name], part.layout) for part in parameter.parts]
@@ -126,11 +127,12 @@ def _size(tensor: StoredTensor) -> int:
 
 
 def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
-    """Return the parts of each parameter of `spec` under the checkpoint's names. Raises WorkbenchError where it lacks
-    one, has others, or has one in another shape or in a type that is not read."""
+    """Return the stored parts of each parameter of `spec`, under the checkpoint's names. Raises WorkbenchError if the
+    checkpoint lacks a tensor, has an unknown tensor, or has a tensor of another shape or an unsupported type.
+    """
     stored, names = checkpoint.tensors, checkpoint.names or read_names(checkpoint.config)
     if f"{names.embedding}.weight" not in stored and f"{names.embedding}.weight".partition(".")[2] in stored:
-        names = names.without_prefix()  # the files of a base model, as GPT-2's are
+        names = names.without_prefix()  # files of a base model, such as GPT-2's
     wanted = stored_parameters(spec, names)
     _check(checkpoint, spec, [part for parameter in wanted.values() for part in parameter.parts])
     return wanted
@@ -143,11 +145,11 @@ def random_weights(
     format: WeightFormat = DENSE_FORMAT,
     keep: Keep = keep_all,
 ) -> dict[str, Tensor]:
-    """Draw seeded random weights under which activations and logits stay near 1; norms multiply by ones.
+    """Draw random weights from a seed, scaled so that activations and logits stay near 1; norm weights are ones.
 
-    Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does not
-    change the numbers, and the dtype only rounds them. They are stored as `format` says while they are drawn; of each
-    `keep` says what is kept.
+    Every parameter is drawn in float32 from its own generator, seeded by `seed` and the parameter's name: the numbers
+    do not depend on order, and the dtype only rounds them. They are converted to `format` while they are drawn; `keep`
+    selects the part of each to keep.
     """
     shapes = parameter_shapes(spec)
 
@@ -161,14 +163,14 @@ def random_weights(
 def _stored(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, format: WeightFormat, blocks: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Store a parameter that comes in blocks of rows as `format` says: under its name, scales beside it."""
+    """Store a parameter from blocks of rows in `format`, under its name, with its scales."""
     if format.is_dense(name, len(shape)):
         return {name: store_dense(shape, dtype, blocks)}
     return named_parts(name, store_as(name, shape, format, blocks))
 
 
 def _blocks(checkpoint: Checkpoint, parameter: StoredParameter) -> Iterator[Tensor]:
-    """Yield the rows of a parameter as stored, part by part; the files' pages are given back once they are used."""
+    """Yield the stored rows of a parameter, part by part; the files' pages are released after use."""
     for part in parameter.parts:
         tensor = checkpoint.tensors[part.name].read()
         rows = tensor if part.layout is None else part.layout.from_stored(tensor)
@@ -197,9 +199,10 @@ def _check(checkpoint: Checkpoint, spec: ModelSpec, wanted: list[StoredPart]) ->
 
 
 def _harmless(name: str, spec: ModelSpec) -> bool:
-    """Tell whether a stored tensor takes no part in computing: buffers, a tied head, layers that predict tokens further
-    on for training and drafts (DeepSeek-V3's come after the last layer, Qwen3-Next's are called mtp), keys and values
-    of layers that read others' (Gemma 3n's)."""
+    """Return whether a stored tensor is not needed for inference: buffers, a tied head, multi-token prediction layers
+    (DeepSeek-V3's come after the last layer, Qwen3-Next's are called mtp), keys and values of layers that read another
+    layer's (Gemma 3n's).
+    """
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if name.startswith("mtp.") or (layer and int(layer[1]) >= len(spec.layers) and spec.has_experts):
         return True
@@ -214,7 +217,7 @@ def _some(names: list[str]) -> str:
 
 
 def _drawn(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Iterator[Tensor]:
-    """Draw a parameter's rows in order, some at a time."""
+    """Draw a parameter's rows in order, in blocks."""
     if (value := _constant(name, spec)) is not None:
         yield torch.full(shape, value, dtype=dtype)
         return
@@ -226,7 +229,7 @@ def _drawn(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtyp
 
 
 def _constant(name: str, spec: ModelSpec) -> float | None:
-    """Return the value of all numbers of a parameter that is not drawn; None for one that is."""
+    """Return the constant value of a parameter that is not random; None for a random one."""
     if name.endswith("norm_weight"):
         return 1.0
     if name.endswith("norm.weight"):
@@ -235,9 +238,9 @@ def _constant(name: str, spec: ModelSpec) -> float | None:
 
 
 def _draws(count: int, std: float, generator: torch.Generator) -> Iterator[Tensor]:
-    """Draw `count` normal numbers in float32, some at a time: the numbers that one draw of all would have.
+    """Draw `count` normal numbers in float32 in blocks, equal to the numbers of a single draw.
 
-    Torch draws them by 16; the last draw is never smaller, because fewer have another sequence.
+    Torch draws 16 at a time; the last block is never smaller than that, because fewer numbers use another algorithm.
     """
     while count:
         size = count if count < DRAW_CHUNK + 16 else DRAW_CHUNK
@@ -246,8 +249,9 @@ def _draws(count: int, std: float, generator: torch.Generator) -> Iterator[Tenso
 
 
 def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
-    """Return the standard deviation: 1 / sqrt(inputs) keeps a product's size; the residual sums 2 * layers terms,
-    which share it (GPT-2)."""
+    """Return the standard deviation: 1 / sqrt(inputs) keeps a product's magnitude; it is further divided for the 2 *
+    layers terms of the residual sum (GPT-2).
+    """
     *_, inputs = shape
     if name.endswith("bias"):
         return 0.1

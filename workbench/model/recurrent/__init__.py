@@ -1,1 +1,1 @@
-"""Layers with a state in place of keys and values."""
+"""Layers with a recurrent state in place of keys and values."""

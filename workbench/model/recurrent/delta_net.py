@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention whose state forgets by a factor and corrects what a key stands for.
+"""Compute the gated delta rule: linear attention whose state decays, and is corrected towards the value of each key.
 
 For each head, with state S [key, value]: S <- g S; S <- S + beta k (v - S^T k)^T; y = S^T q (Yang et al., 2025, Gated
 Delta Networks, equation 10). `delta_rule_by_token` is the specification, `delta_rule_by_chunk` computes many tokens by
@@ -33,7 +33,7 @@ def delta_rule_by_token(
         k: keys [seq, token, head, key].
         v: values [seq, token, head, value].
         decay: logarithms of the factors by which the state decays, at most 0: [seq, token, head].
-        beta: how much of the correction is made, in 0..1: [seq, token, head].
+        beta: strength of the correction, in 0..1: [seq, token, head].
         state: the state before the tokens, [seq, head, key, value].
 
     Returns:
@@ -52,7 +52,7 @@ def delta_rule_by_token(
 def delta_rule_by_chunk(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the gated delta rule over chunks of `CHUNK_TOKENS` tokens; arguments as of `delta_rule_by_token`.
+    """Run the gated delta rule over chunks of `CHUNK_TOKENS` tokens; arguments as for `delta_rule_by_token`.
 
     Within a chunk the corrections u solve (I + A) u = beta (v - exp(c) S^T k), where A[i, j] = beta_i exp(c_i - c_j)
     k_i k_j for j < i, and c is the sum of decays since the chunk began (the WY form of Yang et al., 2024).
@@ -73,7 +73,9 @@ def delta_rule_by_chunk(
 
 
 class DeltaNet(RecurrentMixer[DeltaNetSpec]):
-    """Qwen 3 Next's layer: a convolution of queries, keys and values, the gated delta rule, a gated norm."""
+    """The recurrent layer of Qwen 3 Next: a convolution of queries, keys and values, the gated delta rule, and a gated
+    norm.
+    """
 
     def __init__(self, spec: DeltaNetSpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__(spec, hidden_size, backend, format)

@@ -1,4 +1,4 @@
-"""Mamba-2: a state-space layer whose state decays by a factor that each token chooses (Dao and Gu, 2024).
+"""Compute Mamba-2, a state-space layer whose decay depends on each token (Dao and Gu, 2024).
 
 For each head, with state S [head_dim, state]: S <- exp(d A) S + d x b^T; y = S c + D x. `scan_by_token` is the
 specification, `scan_by_chunk` computes many tokens by matrix products (the paper's listing 1).
@@ -42,7 +42,7 @@ def scan_by_token(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor)
 
 
 def scan_by_chunk(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over chunks of `CHUNK_TOKENS` tokens; arguments as of `scan_by_token`."""
+    """Run the state-space recurrence over chunks of `CHUNK_TOKENS` tokens; arguments as for `scan_by_token`."""
     outputs = []
     for chunk in zip(*(part.split(CHUNK_TOKENS, dim=1) for part in (x, decay, b, c)), strict=True):
         x, decay, b, c = (part.transpose(1, 2) for part in chunk)  # [seq, head, token, ...]
@@ -55,7 +55,7 @@ def scan_by_chunk(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor)
 
 
 class Mamba2(RecurrentMixer[Mamba2Spec]):
-    """Mamba-2's layer: a convolution of inputs and directions, the recurrence, a gate, and a norm by group."""
+    """The layer of Mamba-2: a convolution of inputs and directions, the recurrence, a gate, and a norm by group."""
 
     def __init__(self, spec: Mamba2Spec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__(spec, hidden_size, backend, format, (spec.bias, spec.conv_bias, spec.o_proj_has_bias))

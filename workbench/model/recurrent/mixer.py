@@ -1,4 +1,6 @@
-"""Run a recurrence: a projection, a causal convolution whose last inputs are a state, and the scan of a cache."""
+"""Run a recurrent layer: a projection, a causal convolution (whose last inputs are part of the state), and the scan
+over the cached state.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ Spec = TypeVar("Spec", ShortConvSpec, DeltaNetSpec, Mamba2Spec)
 
 
 class CausalConv(nn.Module):
-    """A convolution over the last `kernel` tokens of each channel: y[t] is the sum of weight[j] x[t - kernel + 1 + j].
+    """A convolution of each channel over its last `kernel` tokens: y[t] is the sum of weight[j] x[t - kernel + 1 + j].
 
-    It is a sum of `kernel` products element by element, in the inputs' own type: a sequence's result depends on
-    nothing but the sequence.
+    It is a sum of `kernel` element-wise products in the inputs' own type, so a sequence's result does not depend on the
+    batch.
     """
 
     def __init__(self, channels: int, kernel: int, bias: bool):
@@ -44,7 +46,7 @@ class CausalConv(nn.Module):
 
 
 class RecurrentMixer(Mixer, Generic[Spec]):
-    """A recurrence over rows [token, columns] that `project` makes beside a gate of what is read."""
+    """A recurrent layer over rows [token, columns], which `project` computes together with an output gate."""
 
     def __init__(
         self, spec: Spec, hidden_size: int, backend: Backend, format: WeightFormat,
@@ -65,11 +67,13 @@ class RecurrentMixer(Mixer, Generic[Spec]):
         return self.gated(cache.scan(rows, batch, self.step), gate).to(gate.dtype)
 
     def step(self, rows: Tensor, states: States) -> tuple[Tensor, States]:
-        """Run rows [seq, token, columns] after the states of their sequences; return outputs and the states then."""
+        """Run the recurrence over rows [seq, token, columns], from the states of their sequences; return outputs and
+        new states.
+        """
         raise NotImplementedError
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        """Return outputs [token, columns] under their gate."""
+        """Apply the output gate to outputs [token, columns]."""
         raise NotImplementedError
 
     def o_proj(self, mixed: Tensor) -> Tensor:
@@ -77,5 +81,5 @@ class RecurrentMixer(Mixer, Generic[Spec]):
 
 
 def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Norm the last axis of x by its root mean square, in x's own type."""
+    """Normalize the last axis of x by its root mean square, in x's own type."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)

@@ -1,4 +1,4 @@
-"""LFM2's gated layer of a causal convolution, channel by channel."""
+"""Compute LFM2's gated layer with a causal convolution of each channel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.model.recurrent.spec import ShortConvSpec
 
 
 class ShortConv(RecurrentMixer[ShortConvSpec]):
-    """LFM2's layer: y = c * conv(b * x), where b, c, x are projections of the input."""
+    """The recurrent layer of LFM2: y = c * conv(b * x), where b, c, x are projections of the input."""
 
     def __init__(self, spec: ShortConvSpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__(spec, hidden_size, backend, format, (spec.bias, spec.bias, spec.bias))

@@ -1,6 +1,7 @@
-"""Layers with a recurrent state as data: short convolutions, gated delta nets, Mamba-2.
+"""Describe layers with a recurrent state, which take the place of attention: short convolutions, gated delta nets,
+Mamba-2.
 
-They stand where attention does.
+They take the place of attention.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ STATE_ITEMSIZE = 4  # bytes of a number of a state, which is float32
 
 
 class RecurrentSpec(Settings):
-    """A layer that keeps a state of a sequence, of one size however long the text, and no keys and values.
+    """A layer with a state of fixed size per sequence, and without keys and values.
 
     It has no heads that attend, no window and no positions. `state_shapes` are the tensors of the state.
     """
 
     kind: str
-    # What attention is asked for, of a layer that has none: no heads, nothing in the cache, no window and no scores.
+    # Values of attention's attributes for a layer without attention: no heads, no cached values, no window, no scores.
     num_heads: ClassVar[int] = 0
     num_kv_heads: ClassVar[int] = 0
     head_dim: ClassVar[int] = 0
@@ -47,25 +48,25 @@ class RecurrentSpec(Settings):
 
     @property
     def state_flops(self) -> float:
-        """Return the FLOPs with which a token changes the state and reads it."""
+        """Return the FLOPs per token to update and read the state."""
         raise NotImplementedError
 
     @property
     def o_proj_inputs(self) -> int:
-        """Return the columns that the output projection reads."""
+        """Return the number of columns that the output projection reads."""
         raise NotImplementedError
 
     @property
     def num_columns(self) -> int:
-        """Return how many numbers a token has at once within the layer."""
+        """Return the number of intermediate values that a token needs in the layer."""
         raise NotImplementedError
 
     def matrix_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters in its matrices, in a model of that width."""
+        """Return the number of parameters in the layer's matrices, in a model of width `hidden_size`."""
         raise NotImplementedError
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Return the number of its other parameters."""
+        """Return the number of the layer's parameters outside of matrices."""
         raise NotImplementedError
 
     @property
@@ -75,7 +76,7 @@ class RecurrentSpec(Settings):
 
 
 class ShortConvSpec(RecurrentSpec):
-    """A gated convolution over the last `kernel` tokens, channel by channel (LFM2, Liquid AI, 2025).
+    """A gated convolution of each channel over its last `kernel` tokens (LFM2, Liquid AI, 2025).
 
     b, c, x = the input's projections; y = c * conv(b * x). Its state is the last kernel - 1 values of b * x.
     """
@@ -87,7 +88,7 @@ class ShortConvSpec(RecurrentSpec):
 
     @property
     def input_columns(self) -> int:
-        """Return the columns of the projection: b, c and x."""
+        """Return the number of columns of the input projection: b, c and x."""
         return 3 * self.channels
 
     @property
@@ -127,7 +128,7 @@ class DeltaNetSpec(RecurrentSpec):
     key_dim: Annotated[int, Field(ge=1)]
     value_dim: Annotated[int, Field(ge=1)]
     kernel: Annotated[int, Field(ge=2)] = 4
-    eps: Annotated[float, Field(gt=0)] = 1e-6  # of the norm of its output, by head
+    eps: Annotated[float, Field(gt=0)] = 1e-6  # eps of the output norm, by head
 
     @model_validator(mode="after")
     def _shared(self) -> DeltaNetSpec:
@@ -137,12 +138,14 @@ class DeltaNetSpec(RecurrentSpec):
 
     @property
     def channels(self) -> int:
-        """Return the columns that the convolution reads: queries, keys, values."""
+        """Return the number of columns that the convolution reads: queries, keys, values."""
         return 2 * self.num_key_heads * self.key_dim + self.o_proj_inputs
 
     @property
     def input_columns(self) -> int:
-        """Return the columns of the projection: those of the convolution, the output's gate, and two a value head."""
+        """Return the number of columns of the input projection: those of the convolution, the output's gate, and two
+        for each value head.
+        """
         return self.channels + self.o_proj_inputs + 2 * self.num_value_heads
 
     @property
@@ -169,7 +172,8 @@ class DeltaNetSpec(RecurrentSpec):
 
 
 class Mamba2Spec(RecurrentSpec):
-    """A state-space layer (Mamba-2, Dao and Gu, 2024): `heads` of width `head_width`, with states of `state` columns.
+    """A state-space layer (Mamba-2, Dao and Gu, 2024): `heads` heads of width `head_width`, each with a state of
+    `state` columns.
 
     Heads of one of the `groups` share the directions in which inputs enter the state and are read from it. Inputs and
     directions go through a convolution over `kernel` tokens first. Its state is the last inputs of the convolution, and
@@ -182,11 +186,11 @@ class Mamba2Spec(RecurrentSpec):
     state: Annotated[int, Field(ge=1)]
     groups: Annotated[int, Field(ge=1)] = 1
     kernel: Annotated[int, Field(ge=2)] = 4
-    bias: bool = False  # on both projections
-    o_proj_bias: bool | None = None  # on the output projection; None is as `bias`
+    bias: bool = False  # biases on both projections
+    o_proj_bias: bool | None = None  # bias of the output projection; None: as `bias`
     conv_bias: bool = True
-    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # of its output, by group
-    eps: Annotated[float, Field(gt=0)] = 1e-5  # of that norm
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # whether the output is normalized by group
+    eps: Annotated[float, Field(gt=0)] = 1e-5  # eps of that norm
     # Factors of the projection's columns (Falcon-H1): gate, inputs, both directions (in, out), step sizes.
     column_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 
@@ -198,17 +202,19 @@ class Mamba2Spec(RecurrentSpec):
 
     @property
     def channels(self) -> int:
-        """Return the columns that the convolution reads: inputs, and the directions of each group."""
+        """Return the number of columns that the convolution reads: inputs, and the directions of each group."""
         return self.o_proj_inputs + 2 * self.groups * self.state
 
     @property
     def input_columns(self) -> int:
-        """Return the columns of the projection: the gate, those of the convolution, and a step size a head."""
+        """Return the number of columns of the input projection: the gate, those of the convolution, and a step size for
+        each head.
+        """
         return self.o_proj_inputs + self.channels + self.heads
 
     @property
     def column_counts(self) -> tuple[int, int, int, int, int]:
-        """Return the columns of the gate, of inputs, of both directions, and of step sizes."""
+        """Return the numbers of columns of the gate, the inputs, the two directions, and the step sizes."""
         directions = self.groups * self.state
         return self.o_proj_inputs, self.o_proj_inputs, directions, directions, self.heads
 
@@ -245,8 +251,9 @@ AnyRecurrentSpec = Annotated[ShortConvSpec | DeltaNetSpec | Mamba2Spec, Field(di
 
 
 class ParallelRecurrentSpec(Settings):
-    """A recurrent layer beside attention (Falcon-H1, 2025): both read the layer's normed input, times a factor each;
-    both results, times a factor each, are added to the layer's input."""
+    """A recurrent layer parallel to attention (Falcon-H1, 2025): both read the layer's normalized input, each with its
+    own factor; both results, each with its own factor, are added to the layer's input.
+    """
 
     recurrent: AnyRecurrentSpec
     recurrent_input_scale: float = 1.0

@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizers of every file format, and text from ids as they come."""
+"""Convert between text and token ids: tokenizers of every file format, and incremental detokenization."""

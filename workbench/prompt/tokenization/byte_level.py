@@ -1,5 +1,5 @@
-"""Byte-level BPE as a tokenizer, from its entries and merges or from the ranks of byte strings; its pre-tokenizers by
-the names that GGUF files give them.
+"""Build byte-level BPE tokenizers from entries and merges, or from ranks of byte strings; pre-tokenizers have the names
+of GGUF files.
 
 The patterns are those of each model's own tokenizer.json; names: get_vocab_base_pre in llama.cpp's converter.
 """
@@ -37,13 +37,13 @@ BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A rule by which a text is cut into words before merges.
+    """A rule that splits a text into words before merges.
 
     Args:
-        patterns: each cuts what the earlier ones left; the matches are words. Without any: GPT-2's pattern.
-        digits: each digit is a word, and GPT-2's pattern cuts the rest.
-        composed: characters are composed first (Unicode's NFC).
-        ignore_merges: a word that is an entry is taken as it is.
+        patterns: each splits the pieces of the earlier patterns; the matches are words. Empty: GPT-2's pattern.
+        digits: each digit is a word, and GPT-2's pattern splits the rest.
+        composed: characters are composed first (Unicode NFC).
+        ignore_merges: a word that is a vocabulary entry becomes that token without merges.
     """
 
     patterns: tuple[str, ...] = ()
@@ -84,14 +84,14 @@ def byte_level_tokenizer(
     special: Iterable[int] = (),
     added: Iterable[int] = (),
 ) -> tokenizers.Tokenizer:
-    """Build a tokenizer.
+    """Build a byte-level BPE tokenizer.
 
     Args:
-        entries: by id, in GPT-2's byte alphabet; special and added ones as they are written in a text.
-        merges: pairs of entries, the first to be made first.
-        pre: how words are cut.
+        entries: texts by id, in GPT-2's byte alphabet; special and added tokens as plain text.
+        merges: pairs of entries, in order of priority.
+        pre: the rule that splits words.
         special: ids of control tokens.
-        added: ids of other entries that are taken wherever they stand in a text.
+        added: ids of other tokens that are matched anywhere in a text.
     """
     vocab = {entry: id for id, entry in enumerate(entries)}
     inner = tokenizers.Tokenizer(models.BPE(vocab, list(merges), ignore_merges=pre.ignore_merges))
@@ -109,8 +109,9 @@ def in_byte_alphabet(data: bytes) -> str:
 
 
 def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
-    """Return the merges under which BPE makes what tiktoken makes of ranks: every pair whose bytes together have a
-    rank, lowest rank first."""
+    """Return the BPE merges that are equivalent to tiktoken's ranks: every pair of entries whose joined bytes have a
+    rank, lowest rank first.
+    """
     spelled = {data: in_byte_alphabet(data) for data in ranks}
     merges = []
     for data in sorted(ranks, key=ranks.__getitem__):

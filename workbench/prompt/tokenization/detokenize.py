@@ -1,4 +1,4 @@
-"""Turn token ids into text while they are generated."""
+"""Convert token ids to text while they are generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.prompt.tokenization.tokenizer import LeadingStrip, Tokenizer
 
 class Detokenizer:
     """An incremental detokenizer: the joined results of `push` and `finish` equal `tokenizer.decode_after`, cut at the
-    stop string. `before` are the tokens that the text follows.
+    stop string. `before` are the tokens before the text.
 
     Generation stops at the first token that completes a stop string (`matched_stop`). The text is cut where the
     earliest one starts; of several that start there, the shortest counts. Only text that may still become another
@@ -50,7 +50,7 @@ class Detokenizer:
         return self._show(text if self._search is None else self._search.push(text) + self._search.finish())
 
     def _own(self, text: str) -> str:
-        """Drop characters that belong to the tokens before: those that they begin, and that are shown only now."""
+        """Drop characters that began in the tokens before and are completed only now."""
         dropped = min(self._foreign, len(text))
         self._foreign -= dropped
         return text[dropped:]
@@ -81,9 +81,10 @@ class WholeTextDetokenizer:
 
 
 class TextPlaces:
-    """The places of tokens in the text that follows the tokens `before`: the index of the character that a token's
-    first byte is of, negative where that character begins in the tokens before. A control token, or an id without a
-    token, has the place where it stands; `named`: the text has the names of control tokens."""
+    """The positions of tokens in the text that follows the tokens `before`: the index of the character with a token's
+    first byte, negative if that character begins in `before`. A control token or an id without a token has no text; its
+    position is that of the next character. `named`: the text contains the names of control tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), named: bool = False):
         self._tokenizer, self._named = tokenizer, named
@@ -91,7 +92,7 @@ class TextPlaces:
         self._shown = self._place = -foreign
 
     def push(self, token_id: int) -> int:
-        """Return the place of the next token."""
+        """Return the position of the next token."""
         has_text = self._tokenizer.has(token_id) and (self._named or not self._tokenizer.is_special(token_id))
         place = self._shown + self._stream.characters_before(token_id, has_text)
         self._shown += len(self._stream.push(token_id)) if has_text else 0
@@ -105,13 +106,15 @@ class _Stream(Protocol):
     def finish(self) -> str: ...
 
     def characters_before(self, token_id: int, has_text: bool) -> int:
-        """Return how many characters are held back that end before this token, if it is the next; a control token has
-        no text."""
+        """Return the number of held-back characters that end before this token, if it comes next; a control token has
+        no text.
+        """
         ...
 
 
 def _stream_after(tokenizer: Tokenizer, before: Sequence[int]) -> tuple[_Stream, int]:
-    """Return a stream behind the tokens `before`, and how many characters of theirs it still holds back."""
+    """Return a stream that has read the tokens `before`, and the number of their characters that it still holds back.
+    """
     stream: _Stream = _WindowStream(tokenizer) if tokenizer.byte_rule is None else _ByteStream(tokenizer)
     context = tokenizer.context(before)
     shown = sum(len(stream.push(id)) for id in context)
@@ -129,7 +132,7 @@ class _ByteStream:
     def push(self, token_id: int) -> str:
         text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
         pending = self._utf8.getstate()[0]
-        # Python waits for the third byte of a surrogate, which is no character whatever that byte is.
+        # Python waits for a surrogate's third byte, but a surrogate is invalid whatever that byte is.
         if pending[:1] == b"\xed" and pending[1:] >= b"\xa0":
             text += self._utf8.decode(b"", final=True)
         return self._front.strip(text)
@@ -142,27 +145,27 @@ class _ByteStream:
         try:
             codecs.getincrementaldecoder("utf-8")().decode(pending + more)
         except UnicodeDecodeError:
-            return int(bool(pending))  # the character is broken off, and U+FFFD takes its place
+            return int(bool(pending))  # the character is incomplete and becomes U+FFFD
         return 0
 
 
 class _WindowStream:
-    """Detokenize with other decoders (WordPiece, Metaspace, none): a token adds the growth of the last few tokens'
-    text.
+    """Detokenize with other decoders (WordPiece, Metaspace, none): a token's text is the growth of the decoded window
+    of recent tokens.
 
-    The window begins with the tokens that were shown last, because a token may look different at the front of a text.
-    More tokens only lengthen a text with these decoders.
+    The window begins with the tokens shown last, because a token may have another text at the start of a text. With
+    these decoders more tokens only lengthen a text.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        self._known = 0  # tokens of the window whose text is shown
+        self._known = 0  # number of window tokens with shown text
         self._text = ""  # their text
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
-        if self._tokenizer.is_byte(token_id):  # a run of them is decoded as one: its text is settled with its end
+        if self._tokenizer.is_byte(token_id):  # a run of byte tokens is decoded as one, at its end
             return ""
         text = self._tokenizer.decode(self._window, special=True)
         if text.endswith("\ufffd") or not text.startswith(self._text):

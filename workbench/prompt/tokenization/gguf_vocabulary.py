@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template in a GGUF file's metadata.
+"""Read the tokenizer and the chat template from a GGUF file's metadata.
 
 Keys: gguf-py/gguf/constants.py; meanings: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp
 """
@@ -27,15 +27,15 @@ from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 KEYS = "tokenizer.ggml"
 TEMPLATE_KEY = "tokenizer.chat_template"
-WHOLE_KEY = "tokenizer.huggingface.json"  # a tokenizer.json as it is
+WHOLE_KEY = "tokenizer.huggingface.json"  # holds a whole tokenizer.json
 TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-BEGIN_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # byte-level ones; sentencepiece always
+BEGIN_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # byte-level BPE; sentencepiece always does
 WITHOUT = ("no_vocab", "none")
 
 
 @runtime_checkable
 class StoredArray(Protocol):
-    """An array of the metadata that is read when it is asked for."""
+    """A metadata array that is read on demand."""
 
     def __len__(self) -> int: ...
 
@@ -46,8 +46,8 @@ class GGUFVocabulary:
     """The keys `tokenizer.*` of a GGUF file.
 
     Args:
-        metadata: all keys; arrays are `StoredArray`.
-        where: the file, for errors.
+        metadata: values by key; arrays are `StoredArray`.
+        where: the file's name, for error messages.
     """
 
     def __init__(self, metadata: Mapping[str, Any], where: str):
@@ -57,7 +57,7 @@ class GGUFVocabulary:
         """Return the tokenizer; None where the file has none.
 
         Raises:
-            WorkbenchError: for a kind or a pre-tokenizer that is not read, and for entries that disagree.
+            WorkbenchError: for an unsupported tokenizer model or pre-tokenizer, and for inconsistent arrays.
         """
         if isinstance(whole := self._metadata.get(WHOLE_KEY), str):
             try:
@@ -83,7 +83,7 @@ class GGUFVocabulary:
         return Tokenizer(inner, len(entries))
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Return the chat templates, the default one and those by name (`tool_use`); None where the file has none."""
+        """Return the chat templates, the default and the named ones (`tool_use`); None if the file has none."""
         named = {key.removeprefix(f"{TEMPLATE_KEY}."): text for key, text in self._metadata.items()
                  if key.startswith(f"{TEMPLATE_KEY}.")}  # fmt: skip
         texts = {DEFAULT: self._metadata.get(TEMPLATE_KEY), **named}
@@ -91,12 +91,14 @@ class GGUFVocabulary:
         if not texts:
             return None
         ids = {name: self._token_id(key) for name, key in TOKEN_NAMES.items()}
-        size = tokenizer.vocab_size  # that of a whole tokenizer.json is not known to the keys
+        size = tokenizer.vocab_size  # the keys do not describe a whole tokenizer.json
         names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None and id < size}
         return ChatTemplate(texts, names, f"{self._where}, {TEMPLATE_KEY}")
 
     def absent_token_ids(self) -> list[str]:
-        """Return the special tokens, without the ends, whose id no entry has: converters write them for "none"."""
+        """Return `KEY ID` for each special token, except the end token, whose id is outside of the vocabulary:
+        converters write such an id for "none".
+        """
         names = [name for name in TOKEN_NAMES.values() if name != "eos" and self._token_id(name) is None]
         ids = {f"{name}_token_id": self._metadata.get(f"{KEYS}.{name}_token_id") for name in names}
         return [f"{key} {id}" for key, id in ids.items() if id is not None]
@@ -106,7 +108,7 @@ class GGUFVocabulary:
         if len(scores) != len(entries):
             raise WorkbenchError(f"{self._where}: has {len(entries)} tokens and {len(scores)} scores")
         check_lengths(entries, self._where)
-        # User-defined entries are stored with spaces, which the normalizer turns into marks.
+        # User-defined entries are stored with spaces, but the normalizer replaces spaces by marks.
         pieces = [
             entry.replace(" ", SPACE) if kind == USER_DEFINED else entry
             for entry, kind in zip(entries, kinds, strict=True)
@@ -171,7 +173,7 @@ class GGUFVocabulary:
 
 
 def _made_unique(entries: list[str]) -> list[str]:
-    """Give each entry that occurred before (fill-ups of a vocabulary do) a text of its own, so that ids stay."""
+    """Rename repeated entries (padding of a vocabulary) so that all texts are unique and ids stay."""
     if len(set(entries)) == len(entries):
         return entries
     seen: set[str] = set()

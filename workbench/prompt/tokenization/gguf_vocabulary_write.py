@@ -1,7 +1,7 @@
-"""The keys `tokenizer.ggml.*` of a tokenizer, which llama.cpp reads: what gguf_vocabulary reads, written.
+"""Write a tokenizer as GGUF keys `tokenizer.ggml.*` for llama.cpp: the inverse of gguf_vocabulary.
 
-Two kinds: byte-level BPE with a split pattern that a name of llama.cpp's stands for, and sentencepiece's BPE. Source:
-convert_hf_to_gguf.py and src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp
+Two kinds are supported: byte-level BPE with a split pattern that llama.cpp has a name for, and sentencepiece's BPE.
+Source: convert_hf_to_gguf.py and src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ MARKS = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 
 
 def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a tokenizer, and what llama.cpp does otherwise with them.
+    """Return (GGUF keys of a tokenizer with their values, notes on differences in llama.cpp's behaviour).
 
-    Where this library reads another tokenizer from the keys than the one given, its tokenizer.json stands beside them.
+    If reading the keys back does not give this tokenizer, its tokenizer.json is stored under a key too.
 
     Args:
-        tokenizer: any.
-        rows: of the model's embedding; ids without an entry are filled up.
+        tokenizer: the tokenizer to write.
+        rows: rows of the model's embedding; ids without an entry get placeholder entries.
 
     Raises:
-        WorkbenchError: names what of the tokenizer llama.cpp has no key for.
+        WorkbenchError: names the part of the tokenizer that has no key in llama.cpp.
     """
     state = json.loads(tokenizer.to_json())
     if state["model"]["type"] != "BPE":
         raise WorkbenchError(f"its model is {state['model']['type']}; only BPE is written")
     if len(tokenizer.bos_token_ids) > 1:
-        raise WorkbenchError(f"it puts {len(tokenizer.bos_token_ids)} tokens before a text; one has a key")
+        raise WorkbenchError(f"it puts {len(tokenizer.bos_token_ids)} tokens before a text; GGUF stores only one")
     if tokenizer.vocab_size > rows:
         raise WorkbenchError(f"it has {tokenizer.vocab_size} ids; the model's embedding has {rows} rows")
     entries, kinds = _entries(tokenizer, state, rows)
     rule = tokenizer.byte_rule
     if rule is None:
-        raise WorkbenchError("a token's text depends on the tokens beside it")
+        raise WorkbenchError("a token's text depends on the tokens around it")
     metadata, notes = (_byte_level if rule.alphabet else _sentencepiece)(state, entries, kinds)
     metadata |= {
         f"{KEYS}.tokens": entries,
@@ -70,7 +70,7 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> tuple[dict[str, Any]
 
 
 def _entries(tokenizer: Tokenizer, state: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """Return the entries by id and their kinds; ids without an entry are filled up."""
+    """Return the entries and their kinds by id; ids without an entry get placeholders."""
     entries = [tokenizer.id_to_token(id) if id < tokenizer.vocab_size else "" for id in range(rows)]
     kinds, taken = [NORMAL] * rows, set(entries)
     for id, entry in enumerate(entries):
@@ -94,14 +94,14 @@ def _byte_level(state: Mapping[str, Any], entries: list[str], kinds: list[int]) 
     rule = {"normalizer": state["normalizer"], "words": _words(state["pre_tokenizer"])}
     name = next((name for name, known in _named_rules().items() if known == (rule, model["ignore_merges"])), None)
     if name is None:
-        raise WorkbenchError("the pattern by which it cuts words is none of those that GGUF has a name for")
+        raise WorkbenchError("GGUF has no name for the pattern that splits its words")
     merges = [" ".join(pair) for pair in _merges(state)]
     notes = [NFC_NOTE] if PRE_TOKENIZERS[name].composed else []
     return {f"{KEYS}.model": "gpt2", f"{KEYS}.pre": name, f"{KEYS}.merges": merges}, notes
 
 
 def _named_rules() -> dict[str, tuple[dict[str, Any], bool]]:
-    """Return the split rules by name, as a tokenizer.json has them."""
+    """Return the split rules by name, in the form of tokenizer.json."""
     rules = {}
     for name, pre in PRE_TOKENIZERS.items():
         words = _words(json.loads(pre.steps().__getstate__()))
@@ -110,12 +110,12 @@ def _named_rules() -> dict[str, tuple[dict[str, Any], bool]]:
 
 
 def _words(step: Any) -> list[dict[str, Any]]:
-    """Return the steps that cut words, without what changes offsets alone."""
+    """Return the steps that split words, without settings that only affect offsets."""
     return [{key: value for key, value in each.items() if key != "trim_offsets"} for each in _steps(step)]
 
 
 def _steps(step: Any) -> list[dict[str, Any]]:
-    """Return a normalizer's, pre-tokenizer's or decoder's steps: itself, or those of a sequence."""
+    """Return the steps of a normalizer, pre-tokenizer or decoder: itself, or the members of a sequence."""
     if step is None:
         return []
     if step["type"] != "Sequence":
@@ -135,7 +135,7 @@ def _sentencepiece(state: Mapping[str, Any], entries: list[str], kinds: list[int
         elif kinds[id] == NORMAL and FALLBACK.fullmatch(entry):
             kinds[id] = BYTE
     merges = _merges(state)
-    if model["ignore_merges"]:  # symbols that are taken wherever they stand are pieces that no merge makes
+    if model["ignore_merges"]:  # symbols that are matched anywhere are pieces without a merge
         made = {left + right for left, right in merges}
         for id, entry in enumerate(entries):
             if kinds[id] == NORMAL and len(entry) > 1 and entry not in made:
@@ -152,7 +152,7 @@ def _sentencepiece(state: Mapping[str, Any], entries: list[str], kinds: list[int
 
 
 def _space_prefix(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Return whether a space is put before a text, and what llama.cpp does otherwise."""
+    """Return whether a space is put before a text, and notes on differences in llama.cpp's behaviour."""
     normalizer, words = _steps(state["normalizer"]), _steps(state["pre_tokenizer"])
     is_whole = state["model"]["ignore_merges"] and [each["type"] for each in words] == ["Split"]
     if normalizer in ([PREFIX, MARKS], [MARKS]) and (is_whole or words in ([], _gemma_words())):
@@ -166,23 +166,24 @@ def _space_prefix(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
 
 
 def _gemma_words() -> list[dict[str, Any]]:
-    """Return the cut at spaces in Gemma's files, where marks have replaced them all."""
+    """Return the split at spaces of Gemma's files; it never applies because marks have replaced all spaces."""
     return [{"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}]
 
 
 def _merges(state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return a model's merges as pairs; older files have them with a space between."""
+    """Return a model's merges as pairs; older files join the two by a space."""
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in state["model"]["merges"])
     return [(left, right) for left, right in pairs]
 
 
 def _scores(entries: list[str], kinds: Sequence[int], merges: list[tuple[str, str]]) -> list[float]:
-    """Return scores under which sentencepiece's merges are these: the piece of highest score is made first.
+    """Return piece scores that give these merges in sentencepiece, which first merges to the piece with the highest
+    score.
 
-    Pieces whose merges stand between one another's have the same score.
+    Pieces with interleaved merges get the same score.
 
     Raises:
-        WorkbenchError: for merges that no scores make.
+        WorkbenchError: if no scores give these merges.
     """
     ids = {entry: id for id, entry in enumerate(entries)}
     spelled = [pair for pair in merges if kinds[ids[pair[0] + pair[1]]] == NORMAL]
@@ -196,12 +197,12 @@ def _scores(entries: list[str], kinds: Sequence[int], merges: list[tuple[str, st
     again = SentencePieces(entries, scores, list(kinds)).merges(ids)
     if set(again) != set(spelled):
         pair = next(iter(set(again) ^ set(spelled)))
-        raise WorkbenchError(f"its merges are not those of a score for each piece: {' + '.join(pair)!r}")
+        raise WorkbenchError(f"its merges do not follow from a score for each piece: {' + '.join(pair)!r}")
     return scores
 
 
 def _compared(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what decides which ids a text has. Entries that no text reaches are left out."""
+    """Return the parts of a tokenizer that determine the ids of a text, without unreachable entries."""
     state = json.loads(tokenizer.to_json())
     model, added = state["model"], state["added_tokens"]
     return {

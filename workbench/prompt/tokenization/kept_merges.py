@@ -1,7 +1,7 @@
-"""Merges of a large sentencepiece vocabulary, kept on disk: to find them takes longer than to load the weights.
+"""Cache the merges of a large sentencepiece vocabulary on disk: finding them takes longer than loading the weights.
 
-A file is named for a digest of all that the merges follow from, so it is never out of date, and holds a digest of its
-own, so that one which was cut short or changed is no file.
+A file is named by a digest of all inputs of the merges, so it is never out of date. It holds a digest of its contents,
+so a truncated or changed file is ignored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from workbench.files import cache_directory, write_atomically
 
-FOLDER = "merges-1"  # another number when other merges follow from the same vocabulary
-LARGE = 1 << 16  # pieces from which on merges are kept
+FOLDER = "merges-1"  # increased when the same vocabulary gives other merges
+LARGE = 1 << 16  # vocabularies with at least this many pieces are cached
 DIGEST_BYTES = 32
 
 Merges = list[tuple[str, str]]
@@ -24,11 +24,12 @@ Merges = list[tuple[str, str]]
 def keep_merges(
     pieces: Sequence[str], scores: Sequence[float], kinds: Sequence[int], find: Callable[[], Merges]
 ) -> Merges:
-    """Return the pairs of pieces that `find` returns, in its order: from disk where another call has left them there.
+    """Return the merges (pairs of pieces) that `find` computes, in its order; read them from disk if an earlier call
+    stored them.
 
     Args:
         pieces: the texts of the vocabulary, by id, each once.
-        scores, kinds: of each.
+        scores, kinds: score and kind of each piece.
         find: computes the merges from these three and nothing else.
     """
     if len(pieces) < LARGE:
@@ -44,7 +45,7 @@ def keep_merges(
     merges = find()
     ids = {piece: id for id, piece in enumerate(pieces)}
     body = np.array([[ids[pair[side]] for pair in merges] for side in (0, 1)], "<i4").tobytes()
-    with suppress(OSError):  # without a cache they are found anew
+    with suppress(OSError):  # without a cache folder the merges are computed again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(_digest(body) + body))
     return merges

@@ -1,4 +1,4 @@
-"""A sentencepiece vocabulary as a tokenizer: from `tokenizer.model`, or from the pieces that another file lists.
+"""Build a tokenizer from a sentencepiece vocabulary: `tokenizer.model`, or the pieces listed in another file.
 
 Source: Kudo and Richardson, 2018; sentencepiece_model.proto of https://github.com/google/sentencepiece
 """
@@ -26,26 +26,26 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
 USER_DEFINED, UNUSED, BYTE = 4, 5, 6  # more of them
 UNIGRAM, BPE = 1, 2  # values of TrainerSpec.model_type
 SPACE = "▁"
-MAX_PIECE_CHARACTERS = 1000  # the search for merges tries every cut of a piece
-MANY = 1 << 16  # leading spaces: all of them
+MAX_PIECE_CHARACTERS = 1000  # the search for merges tries every split of a piece
+MANY = 1 << 16  # matches all leading spaces
 VARINT, BYTES = 0, 2  # wire types of Protocol Buffers
 FIXED64, FIXED32 = 1, 5
 
 
 @dataclass(frozen=True)
 class SentencePieces:
-    """A vocabulary and what its normalizer does.
+    """A vocabulary and the settings of its normalizer.
 
     Args:
         pieces: the texts, by id.
-        scores: of each; the merge of highest score goes first.
-        kinds: of each: NORMAL to BYTE.
-        algorithm: of the segmentation.
-        byte_fallback: characters that the vocabulary lacks become bytes.
-        dummy_prefix: a space is put before a text.
-        remove_extra_whitespaces: spaces around a text, and all but one of several, are dropped.
+        scores: score of each piece; the merge with the highest score goes first.
+        kinds: kind of each piece: NORMAL to BYTE.
+        algorithm: the segmentation algorithm.
+        byte_fallback: characters outside of the vocabulary become byte tokens.
+        dummy_prefix: prepend a space to a text.
+        remove_extra_whitespaces: strip spaces around a text and collapse repeated spaces.
         charsmap: sentencepiece's compiled table of character replacements; empty for none.
-        bos_token_id: put before a text by the template; None for none.
+        bos_token_id: the token that the template puts before a text; None for none.
     """
 
     pieces: list[str]
@@ -59,7 +59,7 @@ class SentencePieces:
     bos_token_id: int | None = None
 
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """Build the tokenizer. Control and unknown pieces are its special tokens."""
+        """Build the tokenizer. Control and unknown pieces become its special tokens."""
         vocab = {piece: id for id, piece in enumerate(self.pieces)}
         unknown = next((id for id, kind in enumerate(self.kinds) if kind == UNKNOWN), None)
         defined = [id for id, kind in enumerate(self.kinds) if kind == USER_DEFINED]
@@ -80,7 +80,7 @@ class SentencePieces:
 
     def _model(self, vocab: dict[str, int], unknown: int | None, isolated: bool) -> Any:
         if self.algorithm == "unigram":
-            # A user-defined piece is taken wherever it stands; control tokens and bytes are no texts.
+            # A user-defined piece is matched anywhere; control tokens and bytes are not matched in text.
             most, least = max(0.0, *self.scores), min(0.0, *self.scores) - 1000.0
             score_of = {USER_DEFINED: most, UNKNOWN: least, CONTROL: least, UNUSED: least, BYTE: least}
             scores = [score_of.get(kind, score) for score, kind in zip(self.scores, self.kinds, strict=True)]
@@ -96,10 +96,11 @@ class SentencePieces:
         )
 
     def merges(self, ids: dict[str, int]) -> list[tuple[str, str]]:
-        """Return all pairs of pieces that make a piece, those of highest score first; `ids` are those of the pieces.
+        """Return all pairs of pieces whose join is a piece, the one with the highest score first; `ids` gives the id of
+        each piece.
 
-        Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
-        left end. So the pair with the longest left piece goes first.
+        Among equal scores (as for runs of spaces) sentencepiece merges the leftmost pair, so a run grows from its left
+        end, and the pair with the longest left piece goes first.
         """
         score = self.scores.__getitem__
         normal = [id for id, kind in enumerate(self.kinds) if kind == NORMAL]
@@ -120,8 +121,8 @@ class SentencePieces:
             longest_first = sorted((self.pieces[id] for id in defined), key=len, reverse=True)
             yield pre_tokenizers.Split(Regex("|".join(map(_quoted, longest_first))), "isolated")
         if self.algorithm == "unigram":
-            # The library's model finds control tokens and bytes as texts, which they are not: cut after their first
-            # character. A piece of the vocabulary that goes across it is not found there.
+            # The library's model would match control tokens and bytes as text, so the text is split after their first
+            # character. A vocabulary piece across that split is not found.
             names = [
                 piece
                 for piece, kind in zip(self.pieces, self.kinds, strict=True)
@@ -145,12 +146,12 @@ class SentencePieces:
 
 
 def begin_with(token: str, id: int) -> processors.TemplateProcessing:
-    """Return the template that puts a token before a text."""
+    """Return the tokenizer's template (post-processor) that puts a token before a text."""
     return processors.TemplateProcessing(single=[token, "$A"], special_tokens=[(token, id)])
 
 
 def check_lengths(pieces: list[str], where: Path | str) -> None:
-    """Raise WorkbenchError for a piece that is longer than any vocabulary's."""
+    """Raise WorkbenchError for a piece longer than in any known vocabulary."""
     longest = max(map(len, pieces), default=0)
     if longest > MAX_PIECE_CHARACTERS:
         id = next(id for id, piece in enumerate(pieces) if len(piece) == longest)
@@ -160,11 +161,11 @@ def check_lengths(pieces: list[str], where: Path | str) -> None:
 
 
 def read_model_file(path: Path | str) -> SentencePieces:
-    """Read a `tokenizer.model`; the token `<s>` goes before a text.
+    """Read a `tokenizer.model`; its tokenizer's template puts the token `<s>` before a text.
 
     Raises:
-        WorkbenchError: for a file that is damaged or no sentencepiece model, and for algorithms and settings that are
-            not carried out.
+        WorkbenchError: for a file that is damaged or not a sentencepiece model, and for unsupported algorithms and
+            settings.
     """
     data = memoryview(read_bytes(path, MAX_MODEL_BYTES))
     try:
@@ -203,7 +204,7 @@ def _model(data: memoryview, path: Path | str) -> SentencePieces:
     }
     for name, is_set in refused.items():
         if is_set is not None:
-            raise WorkbenchError(f"{path}: {name} is {is_set}; it is not carried out: save tokenizer.json instead")
+            raise WorkbenchError(f"{path}: {name} is {is_set}, which is not supported: save tokenizer.json instead")
     begin = trainer.get(41, 1)
     return SentencePieces(
         pieces,
@@ -219,7 +220,7 @@ def _model(data: memoryview, path: Path | str) -> SentencePieces:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each field of a message: an int, or the bytes of what is no varint."""
+    """Yield the number and value of each field of a message: an int for a varint, else bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -11,10 +11,10 @@ from workbench.errors import WorkbenchError
 
 
 class StopStringSearch:
-    """A search for stop strings that holds back only the end of the text that might begin one.
+    """A search for stop strings that holds back only the end of the text that may start one.
 
-    It ends with the first piece that completes a stop string. The one that starts first wins; of those that start
-    together, the shortest. Memory is bounded by the matched part of the stop strings.
+    The search ends with the first piece that completes a stop string. The earliest start wins; among equal starts the
+    shortest stop string wins. Memory is bounded by the matched part of the stop strings.
     """
 
     def __init__(self, stops: Iterable[str]):
@@ -27,10 +27,12 @@ class StopStringSearch:
                 raise WorkbenchError("stop: a stop string must not be empty; leave it out")
             self._begun.append(_PartialMatch(stop))
         first = "".join(re.escape(begun.stop[0]) for begun in self._begun)
-        self._first = re.compile(f"[{first}]").search if first else _never  # where any of them might begin
+        self._first = re.compile(f"[{first}]").search if first else _never  # where a stop string may begin
 
     def push(self, piece: str) -> str:
-        """Return the text that may be shown now; it ends right before the stop string once one is found."""
+        """Take the next piece of text; return the text that may be shown now, which ends right before the first stop
+        string.
+        """
         if self.matched_stop is not None or not piece:
             return ""
         if not self._held and self._first(piece) is None:
@@ -50,7 +52,7 @@ class StopStringSearch:
         return shown
 
     def finish(self) -> str:
-        """Return held-back text when no more comes."""
+        """Return the held-back text at the end."""
         for begun in self._begun:
             begun.length = 0
         return "" if self.matched_stop is not None else self._release(self._count)
@@ -73,10 +75,10 @@ class _PartialMatch:
 
     def __init__(self, stop: str):
         self.stop, self.length = stop, 0
-        self._back = array("l", (0, 0))  # length of the longest beginning that a match of each length ends with
+        self._back = array("l", (0, 0))  # by match length: longest prefix that is also a suffix
 
     def advance(self, piece: str) -> int | None:
-        """Advance by `piece`; return the end of the stop string in it, if it is complete."""
+        """Advance by `piece`; return the end of the completed stop string in it, or None."""
         stop, length, at = self.stop, self.length, 0
         while at < len(piece):
             if not length:

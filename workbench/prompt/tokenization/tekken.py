@@ -1,4 +1,4 @@
-"""Mistral's `tekken.json` as a tokenizer: ranks of byte strings after a block of control tokens.
+"""Build a tokenizer from Mistral's `tekken.json`: ranks of byte strings after a block of control tokens.
 
 Source: mistral-common's tokens/tokenizers/tekken.py.
 """
@@ -24,7 +24,7 @@ from workbench.prompt.tokenization.sentencepiece_model import begin_with
 TEKKEN_FILE = "tekken.json"
 MAX_TEKKEN_BYTES = 256 << 20
 MAX_ENTRIES = 10_000_000
-# Of files that do not list them, which all are of one version.
+# Control tokens of files that do not list them; these all have the same version.
 CONTROL_TOKENS = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
@@ -33,15 +33,15 @@ CONTROL_TOKENS = (
 
 
 def read_tekken(path: Path | str) -> tokenizers.Tokenizer:
-    """Read a `tekken.json`; `<s>` goes before a text.
+    """Read a `tekken.json` and return its tokenizer, whose template puts `<s>` before a text.
 
     Raises:
-        WorkbenchError: for a file that is damaged or no tekken.
+        WorkbenchError: for a file that is damaged or not a tekken file.
     """
     values = read_json_object(read_bytes(path, MAX_TEKKEN_BYTES), str(path), max_bytes=MAX_TEKKEN_BYTES)
     try:
         return _tokenizer(values)
-    except Exception as error:  # the library raises bare Exception, for a pattern that is none
+    except Exception as error:  # the library raises bare Exception for an invalid pattern
         raise WorkbenchError(f"{path}: is no tekken file, or damaged ({error}); fetch the file again") from None
 
 

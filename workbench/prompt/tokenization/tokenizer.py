@@ -1,5 +1,4 @@
-"""Encode text to token ids and decode it, with a Hugging Face `tokenizer.json`; map tokens to bytes by the decoder that
-it names."""
+"""Encode and decode text with a Hugging Face `tokenizer.json`; map tokens to bytes by its decoder."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes
 
 FILE = "tokenizer.json"
-MAX_BYTES = 256 << 20  # ten times the largest vocabulary met
-CONTEXT_TOKENS = 8  # before a text, without a byte rule
+MAX_BYTES = 256 << 20  # ten times the largest known vocabulary
+CONTEXT_TOKENS = 8  # context tokens before a text, without a byte rule
 FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # an entry for a single byte
 
 
 @dataclass(frozen=True)
 class ByteRule:
-    """A decoder under which a text is the bytes of its tokens in order, without some leading spaces.
+    """A decoder that concatenates the bytes of the tokens and strips some leading spaces.
 
     `alphabet`: the vocabulary is written in GPT-2's byte alphabet. Otherwise it is written as in sentencepiece, with
     `replacements` (`▁` for a space) and, with `fallback`, entries like `<0x0A>` for single bytes.
@@ -38,7 +37,7 @@ class ByteRule:
     replacements: tuple[tuple[str, str], ...] = ()
     fallback: bool = False
     strip: str = " "  # the character dropped from the front of a text,
-    strip_count: int = 0  # so many times at most
+    strip_count: int = 0  # at most this many times
 
     def token_bytes(self, token: str, added: bool) -> bytes:
         """Return the bytes of the vocabulary's entry `token`; `added` entries are not in the byte alphabet."""
@@ -52,7 +51,7 @@ class ByteRule:
 
 
 class LeadingStrip:
-    """Strip leading characters of a text that arrives in pieces, as a byte rule says."""
+    """A filter that strips leading characters, as a byte rule says, from a text that arrives in pieces."""
 
     def __init__(self, rule: ByteRule):
         self._character, self._left = rule.strip, rule.strip_count
@@ -67,7 +66,9 @@ class LeadingStrip:
 
 
 def parse_byte_rule(decoder: Mapping | None) -> ByteRule | None:
-    """Parse the decoder of a `tokenizer.json`; None if a token's text depends on other tokens."""
+    """Return the byte rule that the decoder of a `tokenizer.json` describes; None if a token's text depends on other
+    tokens.
+    """
     if decoder is None:
         return None
     steps = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
@@ -92,7 +93,7 @@ def _take(steps: list[Mapping], kind: str) -> Mapping | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's table: a printable byte is its own character, the others follow from U+0100 on, in order."""
+    """Return GPT-2's byte alphabet: a printable byte is its own character, other bytes are U+0100 and up, in order."""
     printable = {ord(c): c for c in pre_tokenizers.ByteLevel.alphabet() if ord(c) < 256}
     others = [byte for byte in range(256) if byte not in printable]
     return {c: byte for byte, c in printable.items()} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -104,27 +105,27 @@ BYTE_OF = _byte_alphabet()
 class Tokenizer:
     """A tokenizer. Control tokens are those that the file marks as special: they have a name and no text.
 
-    `vocab_size` is one more than the highest id: the rows that an embedding must have. `special_token_ids` has the
-    control tokens' ids by name, `added_token_ids` those of tokens that are taken wherever their name stands in a text.
-    `unknown_id` is for characters that the vocabulary lacks, `plain_special_token` the name of a control token that
-    takes no spaces around it. `bos_token_ids` is what the file's template puts before a text (Llama's `<s>`), which
-    `encode` leaves to the caller. `byte_rule` maps tokens to bytes; None for other kinds of decoder. The `inner`
-    tokenizer is handed over: its settings are changed, and no one else may use it.
+    `vocab_size` is one more than the highest id: the least number of rows of an embedding. `special_token_ids` has the
+    control tokens' ids by name, `added_token_ids` the ids of tokens that are matched anywhere in a text. `unknown_id`
+    is the token for characters outside of the vocabulary, `plain_special_token` the name of a control token that
+    matches no spaces around it. `bos_token_ids` are the tokens that the file's template puts before a text (Llama's
+    `<s>`); `encode` does not add them. `byte_rule` maps tokens to bytes; None for other kinds of decoder. The tokenizer
+    owns `inner` and changes its settings, so no other code may use it.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, vocab_size: int | None = None):
-        inner.no_truncation()  # files carry the settings of their training
+        inner.no_truncation()  # files contain settings from training (truncation, padding)
         inner.no_padding()
         inner.encode_special_tokens = True
         added = inner.get_added_tokens_decoder()
         self._inner = inner
-        self._lock = threading.Lock()  # how control tokens are read is a setting of the inner tokenizer
+        self._lock = threading.Lock()  # the reading of control tokens is a setting of the inner tokenizer
         self._added = frozenset(added)
         plain = (each for _, each in sorted(added.items()) if each.special and not _has_flags(each))
         self.plain_special_token = next((each.content for each in plain), None)
         self.added_token_ids = {token.content: id for id, token in sorted(added.items()) if not token.special}
         self._controls = {id: token.content for id, token in added.items() if token.special}
-        self._bytes: dict[int, bytes] = {}  # bytes of tokens met so far; computing them again takes far longer
+        self._bytes: dict[int, bytes] = {}  # cached bytes of tokens; computing them again takes far longer
         self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
         self.vocab_size = vocab_size or max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
@@ -160,11 +161,11 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the ids of `text`, with nothing put before or after it.
 
-        Control tokens written in it are plain characters, so that no prompt can forge a turn; with `special` they are
-        read as the tokens they name. The token for unknown characters is used either way.
+        Names of control tokens in the text are plain characters, so no prompt can forge a turn; with `special` they
+        become control tokens. The token for unknown characters is used either way.
 
         Raises:
-            WorkbenchError: for a lone surrogate, and for a character that can only be read as a control token.
+            WorkbenchError: for a lone surrogate, and for characters that can only be encoded as a control token.
         """
         if special:
             return self.encode_with_offsets(text)[0]
@@ -172,14 +173,16 @@ class Tokenizer:
             return self._plain(text)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of `text` as `encode(text, special=True)` does, and the characters [first, last) of each."""
+        """Return (ids of `text`, as `encode(text, special=True)` returns them; range of characters [first, last) of
+        each).
+        """
         with self._reading(text, special=True):
             encoding = self._inner.encode(text, add_special_tokens=False)
             return encoding.ids, encoding.offsets
 
     @contextmanager
     def _reading(self, text: str, special: bool) -> Iterator[None]:
-        """Check `text`, and hold the inner tokenizer while it is encoded, with control tokens read or not."""
+        """Check `text` and lock the inner tokenizer during encoding, with control tokens enabled or not."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -200,9 +203,9 @@ class Tokenizer:
     def _plain(self, text: str) -> list[int]:
         """Return the ids of `text`, none of them a control token's.
 
-        The library leaves control tokens unread only where its list of added tokens would find them. A model may have
-        them as ordinary entries too (Unigram), and a normalizer may make them of other characters (full-width `</s>`,
-        `</S>`). Such a text is cut within the match, and its parts are encoded one after the other.
+        The library ignores control tokens only in its search for added tokens. A model may also have them as ordinary
+        entries (Unigram), and a normalizer may produce them from other characters (full-width `</s>`, `</S>`). Such a
+        text is split within the match, and its parts are encoded one by one.
         """
         ids: list[int] = []
         parts = [(0, len(text))]
@@ -217,8 +220,9 @@ class Tokenizer:
         return ids
 
     def _cuts(self, text: str, first: int, last: int, encoding: tokenizers.Encoding) -> list[int]:
-        """Return where to cut the part [first, last) of `text` so that no control token is read; WorkbenchError if
-        impossible."""
+        """Return the positions to split [first, last) of `text` so that it gives no control token; WorkbenchError if
+        impossible.
+        """
         if self._controls.keys().isdisjoint(encoding.ids):
             return []
         cuts: set[int] = set()
@@ -237,15 +241,15 @@ class Tokenizer:
         return sorted(cuts)
 
     def spells(self, text: str, name: str) -> bool:
-        """Return whether `text` spells `name`, rather than characters that the vocabulary lacks."""
+        """Return whether `text` spells `name`, and is not just characters outside of the vocabulary."""
         normalizer = self._inner.normalizer
         return len(text) > 1 and name in (text, text if normalizer is None else normalizer.normalize_str(text))
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Return the text of `ids`, without control tokens unless `special`.
 
-        Bytes that are no UTF-8 become U+FFFD as with Python's `errors="replace"`, also where `tokenizers` replaces a
-        whole run of sentencepiece bytes for one that is wrong.
+        Bytes that are not UTF-8 become U+FFFD as with Python's `errors="replace"`; the library `tokenizers` would
+        replace a whole run of sentencepiece bytes for a single invalid one.
         """
         shown = [id for id in map(self.checked_id, ids) if special or id not in self._controls]
         if self.byte_rule is None:
@@ -254,15 +258,15 @@ class Tokenizer:
         return LeadingStrip(self.byte_rule).strip(text)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of `ids` behind the tokens `before`: decode(before + ids)[len(decode(before)):]."""
+        """Return the text of `ids` after the tokens `before`: decode(before + ids)[len(decode(before)):]."""
         start = self.context(before)
         return self.decode([*start, *ids])[len(self.decode(start)) :]
 
     def context(self, ids: Sequence[int]) -> list[int]:
-        """Return the last of `ids` that have text: as many as tell how a text behind them is decoded.
+        """Return the last of `ids` that have text, as many as can affect how following tokens are decoded.
 
-        A byte rule strips the front of a text alone and ends a character after four bytes; another decoder looks at a
-        token's neighbours, and at a whole run of single bytes.
+        A byte rule strips only the front of a text, and a character has at most four bytes; other decoders look at a
+        token's neighbours and at a whole run of byte tokens.
         """
         context: list[int] = []
         size, rule = 0, self.byte_rule
@@ -276,7 +280,7 @@ class Tokenizer:
         return context[::-1]
 
     def is_byte(self, id: int) -> bool:
-        """Return whether a token's entry stands for a single byte (`<0x0A>`), outside of a byte rule."""
+        """Return whether a token stands for a single byte (`<0x0A>`) in a tokenizer without a byte rule."""
         return self.byte_rule is None and FALLBACK.fullmatch(self.id_to_token(id)) is not None
 
     def id_to_token(self, id: int) -> str:
@@ -284,9 +288,10 @@ class Tokenizer:
         return self._inner.id_to_token(self.checked_id(id)) or ""
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the exact bytes of one token, a control token's name included; none if the id has no entry.
+        """Return the exact bytes of one token; for a control token, the bytes of its name. They are empty if the id has
+        no entry.
 
-        Without a byte rule: the token decoded alone.
+        Without a byte rule these are the bytes of the token decoded alone.
         """
         found = self._bytes.get(id)
         if found is None:
@@ -301,14 +306,15 @@ class Tokenizer:
 
     @cached_property
     def max_token_characters(self) -> int:
-        """Return the number of characters of a text that one token can stand for at most."""
+        """Return the maximum number of characters of a text that one token can stand for."""
         if self._inner.normalizer is not None or self.unknown_id is not None:  # these may drop or join characters
             return 1 << 62
         return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
 
     def exact_text(self, ids: Iterable[int]) -> str | None:
-        """Return the text of `ids` with the names of control tokens and every space; None if it ends within a
-        character."""
+        """Return the exact text of `ids`, with the names of control tokens and all spaces; None if it ends within a
+        character.
+        """
         if self.byte_rule is None:
             return self.decode(ids, special=True)
         try:
@@ -320,7 +326,7 @@ class Tokenizer:
         return id in self._controls
 
     def has(self, id: int) -> bool:
-        """Return whether there is a token of this id: a model's vocabulary may have more rows, as padding."""
+        """Return whether a token has this id: a model's embedding may have more rows, as padding."""
         return 0 <= id < self.vocab_size
 
     def checked_id(self, id: int) -> int:
@@ -330,7 +336,7 @@ class Tokenizer:
         return number
 
     def check_vocab_size(self, vocab_size: int) -> None:
-        """Refuse a model whose embedding has only `vocab_size` rows, fewer than there are ids (WorkbenchError)."""
+        """Raise WorkbenchError if a model's embedding with `vocab_size` rows is too small for the ids."""
         if self.vocab_size > vocab_size:
             raise WorkbenchError(
                 f"a tokenizer that does not match the vocabulary: its ids go to {self.vocab_size - 1}, "
@@ -352,7 +358,7 @@ def _has_flags(token: tokenizers.AddedToken) -> bool:
 
 
 def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
-    """Return the id for characters that the vocabulary lacks."""
+    """Return the id for characters outside of the vocabulary."""
     model = inner.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else inner.token_to_id(model.unk_token)

@@ -1,4 +1,4 @@
-"""The tokenizer of a model's folder: tokenizer.json, Mistral's tekken.json, or sentencepiece's tokenizer.model."""
+"""Read the tokenizer of a model's folder: tokenizer.json, Mistral's tekken.json, or sentencepiece's tokenizer.model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = "tokenizer_config.json"
 
 
 def read_tokenizer(folder: Path | str) -> Tokenizer | None:
-    """Read the tokenizer of a folder; None where it has none of the three files."""
+    """Read the tokenizer of a folder: `tokenizer.json`, Tekken's file or a SentencePiece model; None without these."""
     folder = Path(folder)
     if (folder / FILE).exists():
         return Tokenizer.from_file(folder / FILE)
@@ -39,8 +39,9 @@ def read_tokenizer(folder: Path | str) -> Tokenizer | None:
 
 
 def _add_tokens(inner: tokenizers.Tokenizer, values: dict[str, Any], config: Path) -> None:
-    """Add the tokens that `added_tokens_decoder` of tokenizer_config.json has beside the model's own (a template's
-    marks), under the ids that it gives them."""
+    """Add the further tokens of `added_tokens_decoder` in tokenizer_config.json (a template's marks), under their given
+    ids.
+    """
     listed: Any = values.get("added_tokens_decoder") or {}
     try:
         tokens = {int(id): each for id, each in listed.items()}

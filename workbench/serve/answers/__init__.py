@@ -1,1 +1,1 @@
-"""From the engine's events to the pieces of an answer."""
+"""Convert the engine's events to the pieces of an answer."""

@@ -1,4 +1,4 @@
-"""Turn the engine's events of a call into the pieces of its answer: thoughts, texts, calls of tools, ends, usage."""
+"""Convert the engine's events of a call to the pieces of its answer: thoughts, texts, tool calls, ends, usage."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ STOPPED: dict[str, EndReason] = {
 
 
 def new_call_id(is_short: bool = False) -> str:
-    """Return an id of a call; nine letters and digits where the model's template wants them."""
+    """Return an id of a tool call; nine letters and digits (`is_short`) if the model's template requires them."""
     return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
 
 
 @dataclass
 class _Choice:
-    """One answer in progress. `tokens` have no piece yet; `held` is white space that may stand before a call."""
+    """One answer in progress. `tokens` are not in a piece yet; `held` is white space that may precede a tool call."""
 
     number: int
     parser: AnswerParser | None
-    end_token_ids: frozenset[int]  # of the template: they end every answer, so no stop sequence is reported
+    end_token_ids: frozenset[int]  # the template's end tokens; they end every answer, so they are not reported as stops
     tokens: list[TokenLogprob] = field(default_factory=list)
     held: str = ""
     call: ToolCallText | None = None
@@ -72,7 +72,9 @@ class _PromptUse:
 
 
 class AnswerPieces:
-    """The pieces of one call. Choices begin in the order 0, 1, 2: what comes sooner of a later one is held back."""
+    """A converter of one call's events to pieces. Choices begin in the order 0, 1, 2: pieces of a later choice wait
+    until the earlier ones have begun.
+    """
 
     def __init__(
         self,
@@ -98,14 +100,14 @@ class AnswerPieces:
                 self._choices.append(_Choice(len(self._choices), parser, own))
         self._shows_thought = call.sampling.thinking is None or call.sampling.thinking.shown
         self._waiting: list[list[Piece]] = [[] for _ in self._choices]
-        self._begun = 0  # choices that may be shown: this one and those before it
+        self._begun = 0  # number of the last choice that may be shown
         self._completion_tokens = self._thinking_tokens = self._drafted = self._accepted = 0
-        self._accepting: dict[tuple[str, int], int] = {}  # accepted draft tokens that come next: a stop may cut them
+        self._accepting: dict[tuple[str, int], int] = {}  # accepted draft tokens still to come; a stop may cut them
         self.failure: Failed | None = None
 
     @property
     def used(self) -> Used:
-        """Return what was used until now: of a prompt that was not read to its end, the tokens that were computed."""
+        """Return the usage so far; of a prompt that is not yet computed to its end, only the computed tokens count."""
         lengths = [len(each.request.prompt_ids) for each in self._prepared]
         unfinished = sum(each.num_tokens for each in self._choices if each.finished is None)
         written: dict[float, int] = {}
@@ -123,7 +125,7 @@ class AnswerPieces:
         )
 
     def push(self, events: Iterable[Event]) -> list[Piece]:
-        """Take the events of a step; return the pieces to show now. `Failed` is the last."""
+        """Take the events of a step; return the pieces to show now. Nothing follows `Failed`."""
         found: list[Piece] = []
         for event in events:
             place = self._prompts.get(event.request_id)
@@ -150,7 +152,7 @@ class AnswerPieces:
             assert isinstance(event, Finished)
             is_refused = event.reason == FinishReason.REFUSED
             words = event.error.removeprefix(f"request {event.request_id}: ")
-            if is_refused:  # by its own sizes, or by a fleet for the moment
+            if is_refused:  # refused for its size, or by a fleet temporarily
                 kind = FLEET_REFUSALS.get(event.ended_by, "invalid_request_error")
                 self.failure = Failed(kind=kind, status=STATUS[kind], message=words)
             else:
@@ -162,7 +164,7 @@ class AnswerPieces:
         elif coming := self._accepting.get((event.request_id, event.sample), 0):
             self._accepting[event.request_id, event.sample] = coming - 1
             self._accepted += 1
-        if event.sample >= self._n:  # of best_of: counted, not shown
+        if event.sample >= self._n:  # an extra sample of best_of: counted, not shown
             return []
         choice = self._choices[place * self._n + event.sample]
         before = self._read_prompt(place) if isinstance(event, Decoded) or event.token_ids else []
@@ -184,9 +186,9 @@ class AnswerPieces:
         ]  # fmt: skip
 
     def _in_order(self, number: int, pieces: list[Piece]) -> list[Piece]:
-        """Return pieces that may be shown: those of a choice wait until all before it have begun.
+        """Return the pieces that may be shown: pieces of a choice wait until all choices before it have begun.
 
-        The reading of its prompt does not begin a choice.
+        A `PromptRead` does not begin a choice.
         """
         if number < self._begun:
             return pieces
@@ -210,7 +212,7 @@ class AnswerPieces:
             return self._shown(choice, [ChannelText(channel, 0, event.text)] if is_shown else [])
         before = choice.parser.channel
         parts = choice.parser.push(event.token_id)
-        if choice.parser.channel != before:  # a control token: it is no text, and belongs to neither
+        if choice.parser.channel != before:  # a control token, which is text of neither channel
             choice.tokens.pop()
             pieces = self._shown(choice, parts)
             choice.tokens.clear()
@@ -237,7 +239,7 @@ class AnswerPieces:
         return [Thought(choice.number, text, ids)] if self._shows_thought else []
 
     def _text(self, choice: _Choice, text: str) -> list[Piece]:
-        """Show text, but for white space that separates it from a call."""
+        """Show text, except white space between it and a tool call."""
         text = choice.held + text
         choice.held = ""
         if choice.num_calls and not text.strip():
@@ -271,7 +273,7 @@ class AnswerPieces:
         return found
 
     def _end_call(self, choice: _Choice) -> list[Piece]:
-        """End the text of a call, where one is open: what turned out to be no call is text."""
+        """End the text of an open tool call; the part that is no call is shown as text."""
         if choice.call is None:
             return []
         parts, rest = choice.call.finish()
@@ -294,7 +296,7 @@ class AnswerPieces:
             pieces.append(Text(choice.number, choice.held))
         is_whole = event.ended_by in ("max_tokens", "context") or (by_token and is_counted)
         if is_whole and choice.tokens and choice.call is None:
-            ids = tuple(each.token_id for each in choice.tokens)  # tokens without a text of their own
+            ids = tuple(each.token_id for each in choice.tokens)  # tokens without text
             logprobs = tuple(choice.tokens) if self.call.sampling.logprobs is not None else ()
             pieces.append(Text(choice.number, "", ids, logprobs))
         return [*pieces, self._end(choice, event)]

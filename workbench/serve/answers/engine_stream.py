@@ -1,4 +1,4 @@
-"""Carry the events of a call from its runner's thread to the event loop, as lists of pieces.
+"""Pass the events of a call from its runner's thread to the event loop, as lists of pieces.
 
 runner's thread: step, emit, emit, ... ---one wake-up a step---> event loop: pieces of each call ---> its client
 """
@@ -21,15 +21,17 @@ from workbench.serve.served_model import PreparedPrompt, ServedModel
 from workbench.trace.events import Event, Stepped
 
 LOG = logging.getLogger(__name__)
-SLOW_READER = "the client does not read what was generated; read the stream as it comes"
+SLOW_READER = "the client does not read the generated text; read the stream while it is sent"
 
 
 class StepBridge:
-    """A bridge from one runner's thread to an event loop. It wakes the loop once a step, however many calls run."""
+    """A bridge from one runner's thread to an event loop. It wakes the loop once per step for the events of
+    all calls.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: RunnerThread | Cluster):
         self._loop = loop
-        self._batch: list[tuple[EngineStream, list[Event], bool, str]] = []  # of the runner's thread alone
+        self._batch: list[tuple[EngineStream, list[Event], bool, str]] = []  # used by the runner's thread only
         self.close = thread.after_delivery(self._flush)
 
     def add(self, stream: EngineStream, events: list[Event], done: bool, error: str) -> None:
@@ -53,22 +55,22 @@ def _deliver(batch: list[tuple[EngineStream, list[Event], bool, str]]) -> None:
     for stream, events, done, error in batch:
         try:
             stream.receive(events, done, error)
-        except Exception as fault:  # of any kind: it ends this call alone, and the others have their events
-            LOG.error("a call failed as its events were read", exc_info=fault)
+        except Exception as fault:  # any error ends this call alone; others get their events
+            LOG.error("a call failed while its events were read", exc_info=fault)
             stream.fail(fault, done)
 
 
 class EngineStream:
-    """A call that the engine carries out. All but `emit` belongs to the event loop's thread.
+    """A call that the engine runs. All methods but `emit` belong to the event loop's thread.
 
     Args:
         call: the call.
         model: the model that answers.
-        prepared: its prompts.
-        bridge: to the loop.
+        prepared: the prepared prompts.
+        bridge: the bridge to the event loop.
         keep: receives all events, for the trace.
-        max_buffered: pieces that may wait for a slow client; beyond them the call is cancelled.
-        memory: what the server remembers of calls.
+        max_buffered: maximum pieces waiting for a slow client; beyond it the call is cancelled.
+        memory: the server's memory of calls.
     """
 
     def __init__(
@@ -89,14 +91,14 @@ class EngineStream:
         self._waiter: asyncio.Future[None] | None = None
         self._cancel: Callable[[], None] | None = None
         self._is_cancelled = self._has_failed = False
-        self.ended = asyncio.Event()  # the engine is done with all of its requests
+        self.ended = asyncio.Event()  # set when the engine has ended all of its requests
 
     def start(self) -> None:
-        """Submit the requests."""
+        """Submit the call's requests to the engine."""
         self._cancel = self._model.thread.submit_to(self, [each.request for each in self._prepared])
 
     def cancel(self) -> None:
-        """Cancel what still runs; its pages are free within one step. Only the first call does anything."""
+        """Cancel running requests; their pages are free within one step. Only the first call has an effect."""
         if not self._is_cancelled and not self.ended.is_set() and self._cancel is not None:
             self._is_cancelled = True
             self._cancel()
@@ -116,7 +118,9 @@ class EngineStream:
         return self._cancel is not None
 
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        """Take events in the runner's thread; they go on when the step's are complete."""
+        """Take events in the runner's thread; they are passed to the event loop once all events of the step have
+        arrived.
+        """
         if done or any(not isinstance(event, Stepped) for event in events):
             self._bridge.add(self, events, done, error)
 
@@ -141,7 +145,7 @@ class EngineStream:
         self.wake()
 
     def fail(self, fault: Exception, done: bool) -> None:
-        """End the call after a fault of the server's own in reading its events; `done`: they were the last."""
+        """End the call after an internal error while its events were converted; `done`: no events follow."""
         failure = Failed(message=SERVER_FAILED, detail=describe_error(fault))
         self._pieces.failure = self._pieces.failure or failure  # further events are not read
         if not self._has_failed:
@@ -153,7 +157,7 @@ class EngineStream:
         self.wake()
 
     async def next(self) -> list[Piece] | None:
-        """Return the pieces that came since the last call; none after `wake`; None after the end."""
+        """Return the pieces since the last call; an empty list after `wake`; None after the end."""
         if not self._buffer:
             if self.ended.is_set() or self._has_failed:
                 return None
@@ -166,6 +170,6 @@ class EngineStream:
         return pieces
 
     def wake(self) -> None:
-        """Let `next` return now."""
+        """Make `next` return now, even without pieces."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,8 +1,8 @@
-"""Define the pieces of an answer, in no protocol's words: what the engine's events become, and dialects write.
+"""Define the protocol-independent pieces of an answer, converted from the engine's events and written by dialects.
 
-Of one call: `PromptRead` of every prompt, then texts, thoughts and calls of each choice, `Ended` of every choice, and
-`Used` once at the very end; or `Failed` in place of all that is missing. Nothing follows `Used` or `Failed`. Of a call
-that embeds its prompts there are `Embedded` and `Used`; of one that tokenizes them `PromptRead`, or `Text`, and `Used`.
+A call yields `PromptRead` for every prompt, then texts, thoughts and tool calls of each choice, `Ended` for every
+choice, and `Used` once at the end; or `Failed` in place of the missing pieces. Nothing follows `Used` or `Failed`. A
+call that embeds its prompts yields `Embedded` and `Used`; one that tokenizes them `PromptRead`, or `Text`, and `Used`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ EndReason = Literal["stop", "stop_sequence", "length", "context", "tool_calls", 
 
 
 class TokenLogprob(NamedTuple):
-    """A token, its log-probability, and the likeliest tokens in its place; None before the first token of a prompt."""
+    """A token, its log-probability, and the likeliest tokens at its position. For the first token of a prompt the
+    log-probability is None.
+    """
 
     token_id: int
     logprob: float | None
@@ -31,9 +33,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead(Piece):
-    """A prompt was read, just before its first token: `choice` is its first choice.
+    """The notice that a prompt was read, just before the first token of its answer. `choice` is the first choice of
+    this prompt.
 
-    `logprobs` are those of the prompt's tokens where they were asked for. `cache_written_by_ttl` is by seconds of life.
+    `logprobs` belong to the prompt's tokens, if requested. `cache_written_by_ttl` has (TTL in seconds, tokens).
     """
 
     prompt_tokens: int = 0
@@ -42,11 +45,11 @@ class PromptRead(Piece):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     cache_written_by_ttl: tuple[tuple[float, int], ...] = ()
-    pinned: tuple[PinnedPrefix, ...] = ()  # what came of the breakpoints
+    pinned: tuple[PinnedPrefix, ...] = ()  # results of the breakpoints
 
 
 def num_values(pieces: Iterable[Piece]) -> int:
-    """Return how many values the JSON of pieces has, about: the time to write them goes with it."""
+    """Return the approximate number of JSON values in the pieces; the time to write them is proportional to it."""
     found = 0
     for each in pieces:
         found += 1
@@ -56,7 +59,7 @@ def num_values(pieces: Iterable[Piece]) -> int:
 
 
 def prompt_tokens(pieces: Iterable[Piece]) -> int:
-    """Return the tokens of the prompts that were read."""
+    """Return the number of tokens of the prompts that were read, by their `PromptRead` pieces."""
     return sum(each.prompt_tokens for each in pieces if isinstance(each, PromptRead))
 
 
@@ -79,7 +82,7 @@ class Thought(Piece):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegun(Piece):
-    """A call of a tool begins; `index` counts the calls of this choice from 0, `id` is its own."""
+    """A tool call begins; `index` counts the calls of this choice from 0."""
 
     index: int = 0
     id: str = ""
@@ -88,7 +91,7 @@ class ToolCallBegun(Piece):
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments(Piece):
-    """More of the JSON text of a call's arguments."""
+    """The next part of the JSON text of a tool call's arguments."""
 
     index: int = 0
     text: str = ""
@@ -96,14 +99,14 @@ class ToolArguments(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Embedded(Piece):
-    """The vector of a prompt that was to be embedded; `choice` is the prompt's number."""
+    """The embedding of a prompt; `choice` is the prompt's number."""
 
     vector: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended(Piece):
-    """A choice has ended. `stop` is the stop string or token id that ended it; `token_ids` are all of its tokens."""
+    """A choice has ended. `stop` is the stop string or token id that ended it; `token_ids` are all its tokens."""
 
     reason: EndReason = "stop"
     stop: str | int | None = None
@@ -112,8 +115,9 @@ class Ended(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Used(Piece):
-    """Tokens that the whole call used. `written_tokens` were written up to a breakpoint, to be kept;
-    `cache_written_by_ttl` has them by seconds of life."""
+    """The numbers of tokens that the whole call used. `written_tokens` were written to the cache up to a breakpoint, to
+    be kept; `cache_written_by_ttl` divides them by seconds of life.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -128,7 +132,9 @@ class Used(Piece):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Piece):
-    """The call failed: an error's status, kind and message, and the detail that no client sees (`errors.ApiError`)."""
+    """The notice that the call failed: status, kind and message of the error, and a detail that no client sees
+    (`errors.ApiError`).
+    """
 
     status: int = 500
     kind: str = "api_error"

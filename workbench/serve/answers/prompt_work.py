@@ -1,4 +1,4 @@
-"""Carry out calls that generate nothing: embed prompts, or tokenize them."""
+"""Run calls that generate nothing: embed prompts, or tokenize them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workbench.serve.errors import ApiError
 from workbench.serve.memory.generated_turns import GeneratedTurns
 from workbench.serve.served_model import ServedModel
 
-MAX_EMBEDDED_TOKENS = 300_000  # of all texts of a call together
-LAYER, DIMENSIONS = "layer", "dimensions"  # in the options of a call that embeds
-GIVES_TEXT, GIVES_BOS = "gives_text", "gives_bos"  # in those of one that tokenizes
+MAX_EMBEDDED_TOKENS = 300_000  # total over the texts of a call
+LAYER, DIMENSIONS = "layer", "dimensions"  # option names of a call that embeds
+GIVES_TEXT, GIVES_BOS = "gives_text", "gives_bos"  # option names of a call that tokenizes
 
 
 class InThread(Protocol):
-    """Return the result of a function that is run beside the event loop."""
+    """The type of a function that runs another function outside of the event loop and returns its result."""
 
     def __call__(self, function: Callable[[], Any]) -> Awaitable[Any]: ...
 
@@ -38,23 +38,23 @@ async def embed_prompts(
     turn: asyncio.Lock,
     count: Callable[[int], None],
 ) -> list[Piece]:
-    """Return the vectors of a call's prompts. No thread waits for the engine meanwhile.
+    """Return the embeddings of a call's prompts, without blocking a thread.
 
     Args:
-        call: says which layer.
-        texts: the ids of its prompts.
-        model: the model whose states are taken.
-        in_thread: checks the ids.
+        call: the call, with the layer in its options.
+        texts: the token ids of its prompts.
+        model: the model that computes the hidden states.
+        in_thread: runs the check of the ids.
         turn: held for one chunk, so that calls take turns and a step of the engine waits for one chunk at most.
-        count: is called with the number of tokens of each chunk as its computing begins, in the engine's thread.
+        count: called in the engine's thread with the number of tokens of each chunk as its computation begins.
 
     Raises:
-        ApiError: invalid_request_error for what cannot be embedded.
+        ApiError: invalid_request_error for prompts that cannot be embedded.
     """
     layer, wanted, size = call.options.get(LAYER), call.options.get(DIMENSIONS), model.runner.model.spec.hidden_size
     runner, thread = model.runner, model.thread
     if isinstance(runner, Cluster):
-        words = f"model: {model.name!r} is served by a cluster, whose front has no weights; embed with a runner"
+        words = f"model: {model.name!r} is served by a cluster without embeddings; embed with a runner"
         raise ApiError("invalid_request_error", words, "model")
     assert isinstance(thread, RunnerThread)
     if wanted is not None and wanted > size:
@@ -83,7 +83,9 @@ def _advance(mean: TextMean, count: Callable[[int], None], runner: Runner) -> bo
 async def tokenize_prompts(
     call: Call, model: ServedModel, in_thread: InThread, turns: GeneratedTurns | None
 ) -> list[Piece]:
-    """Return the tokens of a call's prompts as the model would read them, or the text of ids (ApiError)."""
+    """Return the tokens of a call's prompts as the model reads them; if a prompt is token ids, return their text. Raise
+    ApiError for a prompt that cannot be read.
+    """
 
     def read() -> list[Piece]:
         try:

@@ -1,4 +1,4 @@
-"""Carry out a call that the engine's scheduler has no part in, as a task: its pieces come together, at the end."""
+"""Run a call that bypasses the engine's scheduler, as a task: all its pieces come together at the end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from workbench.serve.answers.pieces import Piece, Used
 
 
 class TaskStream:
-    """A call that a coroutine answers. It belongs to the event loop's thread.
+    """The stream of a call that a coroutine answers. It belongs to the event loop's thread.
 
     Args:
-        work: returns the pieces, `Used` last; what it raises is raised by `next`. Its argument takes the number of
-            prompt tokens as their computing begins, in any thread: a client that leaves pays for them.
+        work: returns the pieces, `Used` last; `next` raises its errors. Its argument receives the number of prompt
+            tokens as their computation begins, in any thread: a client that leaves pays for them.
     """
 
     def __init__(self, work: Callable[[Callable[[int], None]], Coroutine[Any, Any, Sequence[Piece]]]):
@@ -32,13 +32,13 @@ class TaskStream:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(lambda _: self._end())  # also of one that was cancelled before it began
+        self._task.add_done_callback(lambda _: self._end())  # also if cancelled before it began
 
     async def _run(self) -> None:
         try:
             self._pieces = list(await self._work(self._count))
             self.used = next((each for each in self._pieces if isinstance(each, Used)), self.used)
-        except Exception as error:  # of any kind: the client sees it in its protocol
+        except Exception as error:  # any error: the client sees it in its protocol
             self._error = error
 
     def _count(self, prompt_tokens: int) -> None:
@@ -49,7 +49,7 @@ class TaskStream:
         self.wake()
 
     async def next(self) -> list[Piece] | None:
-        """Return all pieces; none after `wake`; None after the end, and where the call was cancelled."""
+        """Return all pieces; an empty list after `wake`; None after the end, and if the call was cancelled."""
         await self._awake.wait()
         if not self.ended.is_set():
             self._awake.clear()
@@ -64,9 +64,9 @@ class TaskStream:
             self._task.cancel()
 
     def abandon(self) -> None:
-        """Wait for nothing more: a task ends at once when it is cancelled."""
+        """Cancel the task without waiting for it: it ends at once."""
         self.cancel()
 
     def wake(self) -> None:
-        """Let `next` return now."""
+        """Make a waiting `next` return now, with an empty list."""
         self._awake.set()

@@ -1,4 +1,4 @@
-"""Read calls of tools from the JSON text of an answer while it comes: the name, then arguments as they are written."""
+"""Parse tool calls from the JSON text of an answer while it arrives: the name, then arguments as they are generated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.prompt.turns import ToolCall
 
 @dataclass(frozen=True)
 class CallText:
-    """A part of a call: `name` where it begins, or more of the JSON text of its arguments."""
+    """A part of a tool call: its `name` when the call begins, or the next part of the JSON text of its arguments."""
 
     index: int
     name: str = ""
@@ -20,35 +20,34 @@ class CallText:
 
 @dataclass
 class ToolCallText:
-    """The text of one or several calls, `{"name": "f", "arguments": {...}}` or a list of these.
+    """A parser of the text of one or several calls: `{"name": "f", "arguments": {...}}`, or a list of such objects.
 
-    What comes before a name is held back: a text that has none is no call, and one that is written in another way is
-    read at its end, as is what stands behind the calls. `first` is the index of its first call, `format` that of the
-    answer.
+    Text before a name is held back, since a text without a name is no call. A call in another form, and text behind
+    the calls, is parsed at the end. `first` is the index of the first call, `format` the answer's call format.
     """
 
     first: int = 0
     format: AnswerFormat = AnswerFormat()
     text: str = ""
     num_calls: int = 0
-    _place: int = 0  # of the first character that is not read yet
+    _place: int = 0  # index of the first unread character
     _depth: int = 0
-    _call_depth: int = 1  # of the keys of a call: 2 in a list
+    _call_depth: int = 1  # nesting depth of a call's keys: 2 in a list
     _string_start: int | None = None
     _escaped: bool = False
     _is_key: bool = False
     _key: str = ""
     _name: str = ""
-    _value_start: int | None = None  # of the value that is being read, at the depth of a call's keys
-    _shown: int = 0  # up to here the arguments were given out
+    _value_start: int | None = None  # start of the value being read, at the depth of a call's keys
+    _shown: int = 0  # end of the arguments returned so far
     _is_open: bool = False
-    _end: int = 0  # of the calls that were read
-    _is_over: bool = False  # what follows is no call that is read while it comes
+    _end: int = 0  # end of the calls read so far
+    _is_over: bool = False  # the rest holds no call to parse while it arrives
     _has_arguments: bool = False
     _late: list[str] = field(default_factory=list)  # arguments that came before the name
 
     def push(self, text: str) -> list[CallText]:
-        """Take more text; return the parts of calls that are known now."""
+        """Take more text; return the parts of calls known now."""
         self.text += text
         found: list[CallText] = []
         if self.text.lstrip()[:1] not in ("{", "["):
@@ -60,7 +59,7 @@ class ToolCallText:
         return found
 
     def finish(self) -> tuple[list[CallText], str]:
-        """Return the rest of the calls, and the text that is none."""
+        """Return (the remaining parts of calls, the text outside of calls) at the end of the answer."""
         if not self._is_open:
             rest, first = self.text[self._end :].lstrip(BETWEEN_CALLS), self.first + self.num_calls
             calls: list[ToolCall] = []
@@ -105,7 +104,7 @@ class ToolCallText:
             elif self._depth == self._call_depth - 1 and letter == "}":
                 self._end_value(place, found)
                 self._end_call(place + 1, found)
-            if not self._depth and self._call_depth == 2:  # of the list
+            if not self._depth and self._call_depth == 2:  # end of the list
                 self._is_over, self._end = True, place + 1 if self.num_calls else 0
         elif letter == "," and self._depth == self._call_depth:
             self._end_value(place, found)
@@ -138,7 +137,7 @@ class ToolCallText:
             self._has_arguments = True
             if not self._is_open:
                 self._late.append(raw)
-            elif raw.startswith('"'):  # arguments as JSON within a text
+            elif raw.startswith('"'):  # arguments as a JSON string
                 found.append(CallText(self._index, "", _string(raw)))
             else:
                 self._show_arguments(end, found)
@@ -164,7 +163,7 @@ class ToolCallText:
         self._key, self._late = "", []
 
     def _show_arguments(self, end: int, found: list[CallText]) -> None:
-        """Give out the arguments up to `end`, where they are an object that is being read."""
+        """Add the arguments up to `end` to `found`, if they are an object being read."""
         start = self._value_start
         if start is None or self._key not in ARGUMENT_FIELDS or not self._is_open or self.text[start] == '"':
             return

@@ -1,1 +1,1 @@
-"""Batches of calls: one file of both vendors' forms, carried out behind everything that a client waits for."""
+"""Run batches of calls, in OpenAI's and Anthropic's forms, at lower priority than all calls with waiting clients."""

@@ -1,4 +1,4 @@
-"""Keep the requests of a batch on disk, one a line: in memory are only the places of the lines."""
+"""Keep the requests of a batch on disk, one per line; only the lines' offsets are in memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from workbench.serve.batches.stored_files import FileStore, FileWriter
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps, loads
 
-WRITTEN_BYTES = 1 << 20  # that are collected before they are written
+WRITTEN_BYTES = 1 << 20  # bytes buffered before a write
 
 
 @dataclass(frozen=True)
 class BatchItem:
-    """One request of a batch; `error` if it was found to be invalid before it could run."""
+    """One request of a batch; `error` is set if the request is invalid and cannot run."""
 
     custom_id: str
     path: str
@@ -25,32 +24,37 @@ class BatchItem:
     error: ApiError | None = None
 
     def line(self, max_bytes: int) -> bytes:
-        """Return the item as a line; one of more than `max_bytes`, or that JSON cannot hold, as an error."""
-        error = None if self.error is None else (self.error.kind, self.error.message, self.error.param, self.error.code)
+        """Return the item as a line; an item over `max_bytes`, or not representable in JSON, becomes an error."""
         try:
-            line = orjson.dumps((self.custom_id, self.path, self.body, error))
-        except TypeError as refused:  # half of a surrogate pair, a number of more than 64 bits
+            line = self._json()
+        except TypeError as refused:  # a lone surrogate, or a number over 64 bits
             return self._refused(ApiError("invalid_request_error", f"the request cannot be read: {refused}"))
         if len(line) > max_bytes:
             words = f"the request has {len(line):,} bytes; at most {max_bytes:,} are read"
             return self._refused(ApiError("request_too_large", words))
         return line + b"\n"
 
+    def _json(self) -> bytes:
+        error = self.error and (self.error.kind, self.error.message, self.error.param, self.error.code)
+        return dumps((self.custom_id, self.path, self.body, error))
+
     def _refused(self, error: ApiError) -> bytes:
         name = self.custom_id.encode("utf-8", "replace").decode()
-        return orjson.dumps((name, self.path, {}, (error.kind, error.message, error.param, error.code))) + b"\n"
+        return BatchItem(name, self.path, {}, error)._json() + b"\n"
 
 
 @dataclass
 class BatchRequests:
-    """The requests of one batch, in a hidden file of the tenant's."""
+    """The requests of one batch, in a hidden file of the tenant."""
 
     _writer: FileWriter
     _offsets: array[int] = field(default_factory=lambda: array("Q"))
 
     @classmethod
     def write(cls, store: FileStore, tenant: str, items: Iterable[BatchItem], max_bytes: int) -> BatchRequests:
-        """Write items to the disk; `max_bytes` is of one. ApiError where there is no room; what `items` raises."""
+        """Write the items to a file on disk, each of at most `max_bytes`, and return them as BatchRequests. Raise
+        ApiError if there is no room, and the errors that `items` raises.
+        """
         found = cls(store.writer(tenant, "", "batch_input"))
         size, lines = 0, bytearray()
         try:
@@ -74,8 +78,8 @@ class BatchRequests:
     def __getitem__(self, index: int) -> BatchItem:
         with self._writer.path.open("rb") as file:
             file.seek(self._offsets[index])
-            custom_id, path, body, error = orjson.loads(file.readline())
-        return BatchItem(custom_id, path, body, None if error is None else ApiError(*error))
+            *values, error = loads(file.readline())
+        return BatchItem(*values, error=None if error is None else ApiError(*error))
 
     def discard(self) -> None:
         self._writer.discard()

@@ -1,4 +1,4 @@
-"""Keep the batches of all tenants, with the files, threads and slots that they share."""
+"""Keep the batches of all tenants, with their shared files, threads and slots."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from workbench.serve.errors import ApiError
 if TYPE_CHECKING:
     from workbench.serve.service import Service
 
-MAX_BATCHES = 256  # of a tenant that are known; the oldest that have ended are forgotten first
+MAX_BATCHES = 256  # per tenant; the oldest finished batches are dropped first
 Result = TypeVar("Result")
 
 
 class Batch(Protocol):
-    """A batch of either protocol; its `work` has begun before it is added."""
+    """The interface of a batch of either protocol; its `work` must begin before the batch is added to a store."""
 
     id: str
     tenant: str
@@ -33,7 +33,7 @@ class Batch(Protocol):
     def work(self) -> BatchWork: ...
 
     def discard(self) -> None:
-        """Delete the results that end with the batch."""
+        """Delete the results that are kept only as long as the batch."""
         ...
 
 
@@ -58,7 +58,7 @@ class BatchStore:
         self._batches[batch.id] = batch
 
     def get(self, kind: type[BatchKind], tenant: str, id: str) -> BatchKind | None:
-        """Return a tenant's batch; None for another tenant's, and for one of another kind."""
+        """Return a tenant's batch; None for a batch of another tenant or kind."""
         self._expire()
         found = self._batches.get(id)
         return found if isinstance(found, kind) and found.tenant == tenant else None
@@ -73,34 +73,36 @@ class BatchStore:
         batch.discard()
 
     def _make_room(self, tenant: str) -> None:
-        """Forget a tenant's oldest batch that has ended, where the most are kept (ApiError if none has ended)."""
+        """Drop a tenant's oldest finished batch if the limit is reached (ApiError if none has ended)."""
         self._expire()
         mine = [each for each in self._batches.values() if each.tenant == tenant]
         if len(mine) < MAX_BATCHES:
             return
         oldest = next((each for each in mine if each.work.has_ended), None)
         if oldest is None:
-            words = f"{len(mine)} batches are under way, and no more may be; wait for one to end, or cancel it"
+            words = f"{len(mine)} batches are in progress, which is the limit; wait for one to end, or cancel it"
             raise ApiError("rate_limit_error", words, headers={"retry-after": "60"})
         self.remove(oldest)
 
     async def read_requests(self, tenant: str, read: Callable[[], BatchRequests]) -> BatchRequests:
-        """Return the requests that `read` writes, in a thread (ApiError where the tenant has too many batches)."""
+        """Write the requests that `read` yields to disk, in a thread, and return them (ApiError if the tenant has too
+        many batches).
+        """
         self._make_room(tenant)
         requests = await self.in_thread(read)
         try:
-            self._make_room(tenant)  # others may have been made meanwhile
+            self._make_room(tenant)  # other batches may have been added meanwhile
         except ApiError:
             requests.discard()
             raise
         return requests
 
     async def in_thread(self, function: Callable[[], Result]) -> Result:
-        """Return `function()`, computed beside the event loop, after what was asked for before."""
+        """Run `function()` in a thread, after earlier calls of this method, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def close(self) -> None:
-        """Cancel what is under way, and keep the results that there are. A stuck engine is waited for with a bound."""
+        """Cancel running batches, and keep their results so far. The wait for a stuck engine is bounded."""
         works = [each.work for each in self._batches.values()]
         for work in works:
             work.cancel()

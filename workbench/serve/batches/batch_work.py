@@ -1,10 +1,10 @@
-"""Carry out the requests of a batch in the background, each as a call of its own through the gate.
+"""Run the requests of a batch in the background, each as a separate call through the gate.
 
-    request on disk -> key asked again -> dialect -> Call -> slots -> gate -> engine -> line of a result
-                                               ^ again where it was refused with `retry-after`
+    request on disk -> key checked again -> dialect -> Call -> slots -> gate -> engine -> result line
+                                                 ^ again if refused with `retry-after`
 
-A batch is behind all calls that a client waits for (`call_slots.py`). Its items end in any order. Batches are known to
-one process: those under way end with it.
+A batch runs behind all calls with waiting clients (`call_slots.py`). Its items end in any order. Batches belong to one
+process: unfinished batches end with it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import orjson
-
 from workbench.serve.answers.pieces import Used
 from workbench.serve.batches.batch_requests import BatchItem, BatchRequests
 from workbench.serve.batches.call_slots import CallSlots
+from workbench.serve.batches.lines import check_whole
 from workbench.serve.call import Call, Caller
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps
 from workbench.serve.service import as_api_error
 
 if TYPE_CHECKING:
     from workbench.serve.dialect import Dialect
     from workbench.serve.service import Service
 
-PRIORITY = 1_000  # the larger, the later
+PRIORITY = 1_000  # larger runs later
 SECONDS_OF_LIFE = 86_400.0
 MIN_RETRY_SECONDS = 0.05
-RETRY_SECONDS = 1.0  # after a call that failed in the engine; twice as many each time
-MAX_RETRIES = 3  # of those
+RETRY_SECONDS = 1.0  # after a call failed in the engine; doubled each time
+MAX_RETRIES = 3  # retries after failures in the engine
 RETRIED = ("unavailable_error", "overloaded_error", "timeout_error")
-ITEMS_AT_PAUSE = 100  # that end together between two looks at other work
+ITEMS_AT_PAUSE = 100  # finished items between two pauses for other work
 Ending = Literal["succeeded", "errored", "canceled", "expired"]
 ENDINGS: tuple[Ending, ...] = ("succeeded", "errored", "canceled", "expired")
 
 
 @dataclass(frozen=True)
 class ItemResult:
-    """The end of an item: the JSON of its answer, or its error."""
+    """The result of one item: the JSON of its answer, or its error."""
 
     custom_id: str
     ending: Ending
@@ -51,16 +51,16 @@ class ItemResult:
 
 
 class BatchWork:
-    """The items of one batch under way.
+    """The work of one running batch: it runs the batch's items as calls.
 
     Args:
         service: answers the calls.
         slots: shared with all batches.
-        caller: in whose name. The gate is asked before each call whether the key is still valid.
+        caller: owner of the calls. Before each call the gate checks that the key is still valid.
         requests: at least one; they are discarded at the end.
-        write: is called with every result, in the event loop, as it comes; and whether it must be written. ApiError
-            where there is no room: the item is then an error, and so are those that have not run yet.
-        finish: is awaited once, after the last result.
+        write: called in the event loop with each result as it comes, and whether it must be written. It raises
+            ApiError if there is no room: the item is then an error, and so are all items that have not run.
+        finish: awaited once, after the last result.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class BatchWork:
     ):
         self._service, self._slots, self._caller, self._requests = service, slots, caller, requests
         self._write, self._finish = write, finish
-        self._next = 0  # the first item that has not begun
-        self._no_room: ApiError | None = None  # for results
+        self._next = 0  # first item not begun
+        self._no_room: ApiError | None = None  # error of writing results
         self.counts: dict[str, int] = {"processing": len(requests), **dict.fromkeys(ENDINGS, 0)}
         self.tokens = dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens"), 0)
         self.created = time.time()
@@ -90,7 +90,7 @@ class BatchWork:
         return self.ended_at is not None
 
     def cancel(self) -> None:
-        """End all items that have not ended; they count as canceled."""
+        """Cancel all unfinished items; they count as canceled."""
         if self.canceled_at is None and not self.has_ended:
             self.canceled_at = time.time()
             for task in self._tasks:
@@ -131,18 +131,18 @@ class BatchWork:
         except ApiError as error:
             self._no_room = self._no_room or error
             result = ItemResult(result.custom_id, "errored", error=error)
-            with suppress(ApiError):  # the disk is full: the counts have it
+            with suppress(ApiError):  # the disk is full: only the counts include it
                 self._write(result, True)
         self.counts["processing"] -= 1
         self.counts[result.ending] += 1
 
     async def _carry_out(self, place: int) -> ItemResult:
-        """Return an item's result; try again what a later moment can mend."""
+        """Return an item's result; retry after temporary errors."""
         ends, retries = self.created + SECONDS_OF_LIFE, 0
         while True:
             try:
                 return await self._attempt(place)
-            except Exception as error:  # of any kind: it is the item's alone
+            except Exception as error:  # any error ends this item alone
                 failure = as_api_error(error)
             seconds = retry_after(failure)
             if seconds is None and failure.kind in RETRIED and retries < MAX_RETRIES:
@@ -153,7 +153,7 @@ class BatchWork:
             await asyncio.sleep(seconds)
 
     async def _attempt(self, place: int) -> ItemResult:
-        """Return an item's result; `expired` where its turn does not come within the batch's life."""
+        """Return an item's result; `expired` if its turn does not come before the batch expires."""
         life = asyncio.timeout(self.created + SECONDS_OF_LIFE - time.time())
         async with AsyncExitStack() as stack:
             try:
@@ -183,17 +183,16 @@ class BatchWork:
 
     def _parse(self, item: BatchItem, caller: Caller) -> Call:
         call = self._service.parse(item.body, self._dialects[item.path], caller)
-        if call.stream:
-            raise ApiError("invalid_request_error", "stream: a batch does not stream; leave it out", "stream")
+        check_whole(call)
         return replace(call, priority=max(call.priority, PRIORITY), background=True)
 
     def _most_tokens(self, call: Call, item: BatchItem) -> int:
-        """Return the tokens of a call's prompts and answers, at most: as if each byte of its body were one."""
+        """Return an upper bound of the tokens of a call's prompts and answers, taking each byte of its body as one."""
         models = self._service.models
         context = max(
             each.max_model_len for name, each in models.items() if name == call.model or call.model not in models
         )
-        longest = min(context, len(orjson.dumps(item.body)) + call.sampling.max_output_tokens)
+        longest = min(context, len(dumps(item.body)) + call.sampling.max_output_tokens)
         return len(call.prompts) * call.sampling.num_sequences * longest
 
     async def _answer(self, call: Call, dialect: Dialect) -> Mapping[str, Any]:
@@ -208,7 +207,7 @@ class BatchWork:
 
 
 def retry_after(error: ApiError) -> float | None:
-    """Return the seconds after which a refused call may be admitted; None for an error that names none."""
+    """Return the seconds after which a refused call may be admitted; None if the error names no time."""
     try:
         return max(MIN_RETRY_SECONDS, float(error.headers["retry-after"]))
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
 """Read the body of a batch of messages one request at a time.
 
-Python's parser holds the interpreter for as long as one call of it takes. Here that is one request, so that the event
-loop goes on while another thread reads a body of many megabytes.
+Python's JSON parser holds the interpreter lock during a call. Parsing one request per call keeps the event loop running
+while another thread reads a body of many megabytes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class MessageBatchBody(Body):
 
 
 def read_requests(content: bytes, path: str, ignored: IgnoredFields | None = None) -> Iterator[BatchItem]:
-    """Yield the requests of a body as items for the route `path`; fields without effect go into `ignored`,
-    and unknown ones are refused without it.
+    """Yield the requests of a body as items for the route `path`. Fields without effect go into `ignored`; without it,
+    unknown fields are refused.
 
     Raises:
-        ApiError: for a body that is not a `MessageBatchBody`, and two requests with one custom_id.
+        ApiError: for a body that is not a `MessageBatchBody`, or two requests with the same custom_id.
     """
     ignored = IgnoredFields(is_strict=True) if ignored is None else ignored
     others: dict[str, Any] = {}
@@ -55,11 +55,11 @@ def read_requests(content: bytes, path: str, ignored: IgnoredFields | None = Non
             raise ApiError("invalid_request_error", f"requests: has more than {MAX_REQUESTS:,}", REQUESTS)
         found = _read_request(index, value, ignored)
         if found.custom_id in names:
-            words = f"requests: two have the custom_id {found.custom_id[:80]!r}; results are known by it"
+            words = f"requests: two have the custom_id {found.custom_id[:80]!r}; custom_id must be unique"
             raise ApiError("invalid_request_error", words, REQUESTS)
         names.add(found.custom_id)
         yield BatchItem(found.custom_id, path, found.params)
-    if names:  # the other fields are checked as they are where there is a request
+    if names:  # check the other fields as in a request
         others[REQUESTS] = [{"custom_id": "any", "params": {}}]
     ignored.add_all(read_body(MessageBatchBody, others, ignored.is_strict)[1])
 
@@ -76,18 +76,18 @@ def _read_request(index: int, value: Any, ignored: IgnoredFields) -> MessageRequ
 
 
 def _members(content: bytes) -> Iterator[tuple[str, int | None, Any]]:
-    """Yield the members of a JSON object as name, None and value; those of the array `requests` one by one by index."""
+    """Yield the members of a JSON object as (name, None, value), elements of `requests` as (name, index, value)."""
     try:
         text = content.decode()
         yield from _Members(text)
     except RecursionError:
         raise ApiError("invalid_request_error", "the body is nested too deep") from None
     except ValueError as error:
-        raise ApiError("invalid_request_error", f"the body is no JSON object: {error}") from None
+        raise ApiError("invalid_request_error", f"the body is not a JSON object: {error}") from None
 
 
 class _Members:
-    """A walk over the text of a JSON object. Raises ValueError for what is none."""
+    """A walk over the text of a JSON object. Raises ValueError for invalid JSON."""
 
     def __init__(self, text: str):
         self._text, self._at = text, 0

@@ -1,4 +1,4 @@
-"""Answer Anthropic's message batches: many messages in one request, their results as JSON lines."""
+"""Serve Anthropic's message batches: many messages in one request, with results as JSON lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -21,6 +20,7 @@ from workbench.serve.batches.upload import file_response, mapped, receive_body
 from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.document import describe_body
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps
 from workbench.serve.responses import ignored_header, json_response
 
 if TYPE_CHECKING:
@@ -48,16 +48,16 @@ class MessageBatch:
         self._work = work
 
     def write(self, result: ItemResult, must: bool) -> None:
-        """Write the line of a result, also beyond the budget where it `must` be."""
+        """Write a result line; with `must`, even if it exceeds the budget of bytes."""
         values: dict[str, Any] = {"type": result.ending}
         if result.answer is not None:
             values["message"] = result.answer
         elif result.error is not None:
             values["error"] = self.describe(result.error)
-        self.results.write(orjson.dumps({"custom_id": result.custom_id, "result": values}) + b"\n", must)
+        self.results.write(dumps({"custom_id": result.custom_id, "result": values}) + b"\n", must)
 
     async def finish(self) -> None:
-        """Do nothing: the results stay as they were written, as long as the batch is known."""
+        """Do nothing: the results stay as written for the life of the batch."""
 
     def discard(self) -> None:
         self.results.discard()
@@ -65,7 +65,7 @@ class MessageBatch:
     def as_json(self, base: str) -> dict[str, Any]:
         work = self.work
         status = "ended" if work.has_ended else "in_progress" if work.canceled_at is None else "canceling"
-        # The protocol counts nothing as ended before the whole batch has.
+        # In the protocol no request counts as ended before the whole batch has ended.
         counts = work.counts
         if not work.has_ended:
             counts = {name: sum(counts.values()) if name == "processing" else 0 for name in counts}
@@ -84,7 +84,7 @@ class MessageBatch:
 
 
 def message_batch_routes(service: Service, store: BatchStore) -> APIRouter:
-    """Return the routes; a batch belongs to the tenant who made it, and is kept until it is deleted or expires."""
+    """Return the routes; a batch belongs to the tenant that created it, and is kept until it is deleted or expires."""
     router = APIRouter()
     dialect = service.dialects["anthropic.messages"]
 

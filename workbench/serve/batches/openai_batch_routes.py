@@ -1,4 +1,4 @@
-"""Answer OpenAI's files and batches: a file of requests is uploaded, a batch runs it, its results are files again.
+"""Serve OpenAI's files and batches: a client uploads a file of requests, a batch runs it, and results are files again.
 
 POST /v1/files -> file-... -> POST /v1/batches -> batch_... -> GET /v1/files/{output_file_id}/content
 """
@@ -16,11 +16,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from workbench.offline.requests import LINE_KEYS, InvalidLine, custom_id_of, read_line
-from workbench.offline.responses import result_line
 from workbench.serve.batches.batch_requests import BatchItem, BatchRequests
 from workbench.serve.batches.batch_store import BatchStore
 from workbench.serve.batches.batch_work import SECONDS_OF_LIFE, BatchWork, ItemResult
+from workbench.serve.batches.lines import read_lines, result_line
 from workbench.serve.batches.stored_files import FileStore, FileWriter, StoredFile
 from workbench.serve.batches.upload import file_response, mapped, parts_of, read_form, receive_body
 from workbench.serve.bodies.fields import Body, IgnoredFields, Refused, read_body
@@ -52,7 +51,7 @@ class OpenAIBatchBody(Body):
 
 
 class ResultFiles:
-    """The two files of a batch's results, which a tenant is shown when the batch has ended. Empty ones are not kept."""
+    """The two result files of a batch, visible to the tenant once the batch has ended. Empty files are not kept."""
 
     def __init__(self, store: FileStore, tenant: str, batch_id: str):
         self._writers: dict[str, FileWriter] = {}
@@ -68,7 +67,7 @@ class ResultFiles:
         self._writers[kind].write(line, must)
 
     def finish(self, expires: int) -> None:
-        """Keep the files until `expires`. One that the disk has no room for is missing."""
+        """Keep the files until `expires`; a file that does not fit on the disk is left out."""
         for kind, writer in self._writers.items():
             if writer.file.bytes:
                 with suppress(ApiError):
@@ -76,14 +75,14 @@ class ResultFiles:
         self.discard()
 
     def discard(self) -> None:
-        """Give up what is not finished."""
+        """Discard unfinished files."""
         for writer in self._writers.values():
             writer.discard()
 
 
 @dataclass
 class OpenAIBatch:
-    """A batch: what was asked, its work, and the files of its results."""
+    """A batch: its request, its work, and its result files."""
 
     id: str
     tenant: str
@@ -102,18 +101,18 @@ class OpenAIBatch:
         self._work = work
 
     def write(self, result: ItemResult, must: bool) -> None:
-        """Write the line of a result, also beyond the budget where it `must` be; a canceled item has none."""
+        """Write a result line; with `must`, even if it exceeds the budget of bytes. A canceled item has no line."""
         if result.ending == "canceled":
             return
-        line_id = secrets.token_hex(12)
-        response, expired = None, None
-        if result.answer is not None or result.error is not None:
-            status, body = (200, result.answer) if result.error is None else error_json(result.error)
-            response = {"status_code": status, "request_id": f"req_{line_id}", "body": body}
+        answer, expired = None, None
+        if result.error is not None:
+            answer = error_json(result.error)
+        elif result.answer is not None:
+            answer = 200, result.answer
         else:  # it never ran, so there is no response
             expired = {"code": EXPIRED, "message": "the batch expired before this request was run"}
         kind = "output" if result.answer is not None else "error"
-        self.results.write(kind, result_line(line_id, result.custom_id, response, expired), must)
+        self.results.write(kind, result_line(secrets.token_hex(12), result.custom_id, answer, expired), must)
 
     async def finish(self) -> None:
         """Make files of the results; they expire when the batch does."""
@@ -121,7 +120,7 @@ class OpenAIBatch:
         await self.store.in_thread(lambda: self.results.finish(expires))
 
     def discard(self) -> None:
-        """Leave the result files, which have a time of their own."""
+        """Do nothing: result files have their own expiry."""
 
     def as_json(self) -> dict[str, Any]:
         work = self.work
@@ -159,7 +158,7 @@ class OpenAIBatch:
 
 
 def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
-    """Return the routes of files and batches; both belong to the tenant who made them."""
+    """Return the routes of files and batches; both belong to the tenant that created them."""
     router = APIRouter()
     files = store.files
 
@@ -254,8 +253,9 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
 
 
 def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict: bool = True) -> StoredFile:
-    """Keep the file of an uploaded form (ApiError for a form without one, and for fields that are not supported: the
-    file's end, and where `is_strict` all unknown ones)."""
+    """Store the file of an uploaded form, and return it. Raise ApiError for a form without a file, and for unsupported
+    fields: the file's expiry, and with `is_strict` all unknown fields.
+    """
     with mapped(body.path) as content:
         fields = read_form(content, content_type)
         if "file" not in fields:
@@ -268,7 +268,7 @@ def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict:
         purpose = given.decode("utf-8", "replace")
         if purpose != "batch":
             raise ApiError("invalid_request_error", f"purpose: {purpose[:50]!r} is not supported; use batch", "purpose")
-        body.discard()  # its bytes no longer count; they are there as long as they are mapped
+        body.discard()  # its bytes no longer count, but stay readable while mapped
         name = fields["file"].filename[:256]
         return files.add(body.file.tenant, name, "batch", parts_of(content, fields["file"]))
 
@@ -276,34 +276,20 @@ def add_upload(files: FileStore, body: FileWriter, content_type: str, is_strict:
 def read_items(
     lines: Iterable[bytes], endpoint: str, models: set[str], ignored: IgnoredFields | None = None
 ) -> Iterator[BatchItem]:
-    """Yield the requests in the lines of a file, and add the models that they name; an invalid line has an error.
-    Unknown fields of a line go into `ignored`, and make it invalid without.
+    """Yield the requests in the lines of a file, and add their models to `models`; an invalid line has an error.
+    Unknown fields of a line go into `ignored`; without it they make the line invalid.
 
     Raises:
-        ApiError: for no line, and for too many.
+        ApiError: for no line, or too many lines.
     """
-    listed = None if ignored is None or ignored.is_strict else ignored
-    note = {} if listed is None else {"note_unknown": lambda key: listed.unknown(f"line.{key}", LINE_KEYS)}
-    names: set[str] = set()
     number = 0
-    for line in (stripped for each in lines if (stripped := each.strip())):
-        number += 1
+    known = IgnoredFields(is_strict=True) if ignored is None else ignored
+    for number, item in enumerate(read_lines(lines, [endpoint], known), 1):
         if number > MAX_LINES:
             break
-        name = f"line {number}"
-        try:
-            name = custom_id_of(line) or name
-            name, url, body = read_line(line, [endpoint], **note)
-            if name in names:
-                raise InvalidLine("invalid_request", f"custom_id: {name[:80]!r} is that of another line")
-        except InvalidLine as error:
-            failure = ApiError("invalid_request_error", f"line {number}: {error}", code=error.code)
-            yield BatchItem(name, endpoint, {}, failure)
-        else:
-            names.add(name)
-            if isinstance(model := body.get("model"), str):
-                models.add(model)
-            yield BatchItem(name, url, body)
+        if isinstance(model := item.body.get("model"), str):
+            models.add(model)
+        yield item
     if not 1 <= number <= MAX_LINES:
         found = f"more than {MAX_LINES:,}" if number else "no"
         words = f"input_file_id: the file has {found} lines; a batch has 1 to {MAX_LINES:,}"
@@ -311,7 +297,9 @@ def read_items(
 
 
 def page(listed: list[dict[str, Any]], limit: int, after: str, before: str = "") -> dict[str, Any]:
-    """Return a page of a list, after or before the item of an id (ApiError for an unknown one, and for a limit)."""
+    """Return a page of a list: the items after or before the item with a given id (ApiError for an unknown id or a
+    wrong limit).
+    """
     if after and before:
         raise ApiError("invalid_request_error", "before_id: give after_id or before_id", "before_id")
     if before:

@@ -2,8 +2,8 @@
 
     writer -> .ID.part --synced, renamed--> ID, then ID.json: a file has its description only when it is whole
 
-Files of the purposes in `HIDDEN` are parts of batches under way and results of message batches: they count against the
-budget, appear in no list, and end with the server.
+Files with a purpose in `HIDDEN` are parts of running batches and results of message batches: they count against the
+budget, are not listed, and end with the server.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from workbench.errors import cannot_write
 from workbench.files import UnreadableText, note_own, read_json_file, write_atomically
 from workbench.serve.errors import ApiError
 
-MAX_FILES = 256  # of a tenant, that are shown
+MAX_FILES = 256  # listed files per tenant
 MAX_TENANT_BYTES = 1 << 30
 MAX_BYTES = 8 << 30
 HIDDEN = ("upload", "batch_input", "message_results")
-LEFTOVER_SECONDS = 3600.0  # after which a file without a description belongs to no writer: a process ended in between
+LEFTOVER_SECONDS = 3600.0  # age after which a file without description is left over from a dead process
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file by id. Times are in seconds of the epoch; `purpose` is batch, batch_output or one of `HIDDEN`."""
+    """A stored file: its id and description. Times are in seconds of the epoch; `purpose` is batch, batch_output or one
+    of `HIDDEN`.
+    """
 
     id: str
     tenant: str
@@ -52,20 +54,21 @@ class StoredFile:
 
 @dataclass
 class _Usage:
-    """Count of a tenant: bytes of all files, also of those being written, and the number of those that are shown."""
+    """Usage of a tenant: bytes of all files, including files being written, and the number of listed files."""
 
     num_bytes: int = 0
     num_files: int = 0
 
 
 class FileStore:
-    """Files by tenant: `ID` is a file's content, `ID.json` what is known of it. Any thread may use it.
+    """Files by tenant: `ID` is a file's content, `ID.json` its description. Any thread may use the store.
 
     Args:
-        folder: where they lie; files of an earlier server are found again. None: a folder that ends with the process.
-        max_files: of a tenant.
-        max_tenant_bytes: of a tenant's files together.
-        max_bytes: of all files together.
+        folder: folder of the files; files of an earlier server are found again. None: a folder that ends with the
+            process.
+        max_files: maximum listed files per tenant.
+        max_tenant_bytes: maximum bytes of a tenant's files together.
+        max_bytes: maximum bytes of all files together.
         clock: returns seconds of the epoch.
     """
 
@@ -88,19 +91,19 @@ class FileStore:
         self._find_files()
 
     def writer(self, tenant: str, filename: str, purpose: str) -> FileWriter:
-        """Begin a file (ApiError where the tenant has too many)."""
+        """Return a writer for a new file (ApiError if the tenant has too many files)."""
         with self._lock:
             usage = self._usage.setdefault(tenant, _Usage())
             if purpose not in HIDDEN:
                 if usage.num_files >= self._max_files:
-                    words = f"file: {usage.num_files} files are kept for you, and no more may be; delete some"
+                    words = f"file: {usage.num_files} files are kept for you, which is the limit; delete some"
                     raise ApiError("invalid_request_error", words, "file", "storage_full")
                 usage.num_files += 1
         id = f"file-{secrets.token_hex(12)}"
         return FileWriter(self, StoredFile(id, tenant, filename, purpose, 0, int(self._clock())))
 
     def add(self, tenant: str, filename: str, purpose: str, content: Iterable[bytes]) -> StoredFile:
-        """Keep a file of these parts (ApiError where there is no room for it, or the disk is full)."""
+        """Store a file made of the parts `content` (ApiError if it exceeds the budget, or the disk is full)."""
         writer = self.writer(tenant, filename, purpose)
         try:
             for part in content:
@@ -111,12 +114,12 @@ class FileStore:
             raise
 
     def list(self, tenant: str) -> list[StoredFile]:
-        """Return the files that a tenant is shown, oldest first."""
+        """Return the listed files of a tenant, oldest first."""
         self.expire()
         return [each for each in list(self._files.values()) if each.tenant == tenant and each.purpose not in HIDDEN]
 
     def get(self, tenant: str, id: str, param: str = "file_id") -> StoredFile:
-        """Return a tenant's file; ApiError not_found_error, also for another tenant's."""
+        """Return a tenant's file; ApiError not_found_error if it does not exist or belongs to another tenant."""
         self.expire()
         found = self._files.get(id)
         if found is None or found.tenant != tenant or found.purpose in HIDDEN:
@@ -127,7 +130,7 @@ class FileStore:
         return self.folder / file.id
 
     def remove(self, file: StoredFile) -> None:
-        """Delete a file, if it is still there."""
+        """Delete a file if it still exists."""
         with self._lock:
             if self._files.pop(file.id, None) is None:
                 return
@@ -136,16 +139,16 @@ class FileStore:
         self.path(file).unlink(missing_ok=True)
 
     def expire(self) -> None:
-        """Delete the files whose time is over."""
+        """Delete expired files."""
         now = self._clock()
         for each in list(self._files.values()):
             if each.expires is not None and each.expires <= now:
                 self.remove(each)
 
-    # For the writers.
+    # Called by writers.
 
     def reserve(self, tenant: str, size: int, must: bool = False) -> None:
-        """Count `size` more bytes of a tenant's; ApiError where they are beyond the budget, unless they `must` fit."""
+        """Reserve `size` more bytes for a tenant; ApiError if they exceed the budget, unless `must` is set."""
         with self._lock:
             usage = self._usage.setdefault(tenant, _Usage())
             if not must:
@@ -155,7 +158,7 @@ class FileStore:
                 ):
                     if used + size > most:
                         words = (
-                            f"file: {used:,} bytes of files and batches are kept {whose}, and at most {most:,} may be; "
+                            f"file: {used:,} bytes of files and batches are kept {whose}, and the limit is {most:,}; "
                             "delete files or batches that have ended"
                         )
                         raise ApiError("invalid_request_error", words, "file", "storage_full")
@@ -163,7 +166,7 @@ class FileStore:
             self.num_bytes += size
 
     def keep(self, file: StoredFile) -> None:
-        """Describe a file whose content is whole."""
+        """Write the description of a complete file."""
         try:
             described = json.dumps(asdict(file)).encode()
             write_atomically(self._description(file), lambda to: to.write(described))
@@ -173,7 +176,7 @@ class FileStore:
             self._files[file.id] = file
 
     def forget(self, file: StoredFile) -> None:
-        """Take back what was counted of a file that is not kept."""
+        """Subtract the bytes of a file that is not kept from the tenant's use."""
         with self._lock:
             self._count(file, -file.bytes, -1)
 
@@ -185,7 +188,7 @@ class FileStore:
             usage.num_files += number
 
     def _find_files(self) -> None:
-        """Read the descriptions; remove what an earlier process left half done."""
+        """Read the descriptions; remove incomplete files of an earlier process."""
         for path in sorted(self.folder.glob("file-*.json"), key=lambda path: path.stat().st_mtime):
             try:
                 found = StoredFile(**read_json_file(path))
@@ -209,7 +212,7 @@ class FileStore:
 
 @dataclass
 class FileWriter:
-    """A file that is being written, under a name of its own until it is whole. Its bytes count from the first on."""
+    """A file being written, under a temporary name until it is complete. Its bytes count from the start."""
 
     store: FileStore
     file: StoredFile
@@ -220,14 +223,14 @@ class FileWriter:
         return self.store.folder / f".{self.file.id}.part"
 
     def write(self, content: bytes, must: bool = False) -> None:
-        """Append bytes, all or none.
+        """Append bytes to the file: all of them, or none if an error is raised.
 
         Args:
             content: the bytes.
-            must: count them also beyond the budget: an error's line, of which there are as many as requests.
+            must: count them even beyond the budget, for error lines, of which there is at most one per request.
 
         Raises:
-            ApiError: where there is no room for them, or the disk is full.
+            ApiError: if they exceed the budget, or the disk is full.
         """
         self.store.reserve(self.file.tenant, len(content), must)
         size = self.file.bytes
@@ -243,7 +246,7 @@ class FileWriter:
             raise ApiError("api_error", str(cannot_write("file", error))) from None
 
     def finish(self, expires: int | None = None) -> StoredFile:
-        """Keep the file, synced to the disk, until it is removed or expires (ApiError where the disk is full)."""
+        """Keep the file, synced to disk, until it is removed or expires (ApiError if the disk is full)."""
         file = replace(self.file, expires=expires)
         try:
             with self.path.open("ab") as written:
@@ -260,7 +263,7 @@ class FileWriter:
         return file
 
     def discard(self) -> None:
-        """Give the file up. Does nothing where it is kept, or was given up before."""
+        """Discard the file. Does nothing if it was kept or discarded before."""
         if self._is_open:
             self._is_open = False
             self.path.unlink(missing_ok=True)

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 MAX_FIELDS = 16
-MAX_HEAD_BYTES = 8192  # of a field's headers
+MAX_HEAD_BYTES = 8192  # maximum bytes of a field's headers
 MAX_BOUNDARY = 70  # characters (RFC 2046)
 PARAMETER = re.compile(r';\s*([\w*-]+)=("(?:[^"\\]|\\.)*"|[^;\s]*)')
-PART_BYTES = 1 << 20  # that are copied at once
+PART_BYTES = 1 << 20  # copied at once
 
 
 @dataclass(frozen=True)
 class UploadField:
-    """A field of a form: the name of its file (empty for a plain value), and where its bytes lie."""
+    """A field of a form: the name of its file (empty for a plain value), and the range of its bytes."""
 
     filename: str
     start: int
@@ -67,7 +67,7 @@ async def receive_body(request: Request, store: FileStore, tenant: str, max_byte
 
 @contextmanager
 def mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """Map a file into memory: its bytes are read as they are looked at."""
+    """Map a file into memory within the block; its bytes are read on access."""
     if not path.exists() or not path.stat().st_size:
         yield b""
         return
@@ -85,7 +85,7 @@ def read_form(body: bytes | mmap.mmap, content_type: str) -> dict[str, UploadFie
     """Return the fields of a multipart form by name.
 
     Raises:
-        ApiError: for what is no such form, is cut off, names a field twice, or has too many or too long headers.
+        ApiError: for a body that is no such form, is cut off, names a field twice, or has too many or too long headers.
     """
     kind = content_type.partition(";")[0].strip().lower()
     boundary = _parameters(content_type).get("boundary", "")
@@ -129,7 +129,7 @@ def _malformed(why: str) -> ApiError:
 
 
 def file_response(path: Path, media_type: str) -> Response:
-    """Return a file as a response that reads it as it is sent; it may be deleted meanwhile."""
+    """Return a response that reads the file while sending it; the file may be deleted meanwhile."""
     file = path.open("rb") if path.exists() else io.BytesIO()
     size = os.fstat(file.fileno()).st_size if isinstance(file, io.BufferedReader) else 0
 

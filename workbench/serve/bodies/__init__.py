@@ -1,1 +1,1 @@
-"""Bodies of requests: read within bounds, and validated field by field."""
+"""Read request bodies within bounds, and validate them field by field."""

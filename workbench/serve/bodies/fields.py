@@ -1,8 +1,8 @@
-"""Read a body field by field: every field is carried out, without effect here, or refused by name.
+"""Validate a body field by field: every field is supported, ignored, or refused by name.
 
-A class for each body lists what is carried out, with types; `REFUSED` lists the fields of the protocol, and of other
-servers, that would change the answer, and `IGNORED` those that leave it as it is. What is in neither list is ignored
-too, or refused where the server's `unknown_fields` says so. Null says nothing, wherever a field may be left out.
+A class for each body declares the supported fields with types; `REFUSED` lists fields of the protocol, and of other
+servers, that would change the answer, and `IGNORED` fields without effect on it. Unknown fields are ignored too, or
+refused, as the server's `unknown_fields` says. Null counts as absent wherever a field may be left out.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pydantic.fields import FieldInfo
 from workbench.errors import WorkbenchError, explain_by_path, nearest
 from workbench.serve.errors import ApiError
 
-TAG = re.compile(r"<\w+>")  # of a member of a union, in a path of pydantic's
+TAG = re.compile(r"<\w+>")  # tag of a union member in pydantic's error paths
 
 
 def _whole(value: Any) -> Any:
-    """Take 8.0 for 8, as JSON Schema does; leave texts and booleans to be refused."""
+    """Convert 8.0 to 8, as JSON Schema does; leave texts and booleans to be refused."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_whole)]  # a whole number, also as 8.0; no text, no boolean
+Int = Annotated[int, BeforeValidator(_whole)]  # an integer, also as 8.0; no text, no boolean
 TokenCount = Annotated[Int, Field(ge=1, lt=2**31)]
 Seed = Annotated[Int, Field(ge=-(2**63), le=2**64 - 1)]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The reason why a field is refused, and the values that say nothing and are taken: null always."""
+    """The reason why a field is refused. Null, and the `neutral` values, which change nothing, are accepted."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -43,7 +43,7 @@ class Refused:
         return value is None or any(value == each and type(value) is type(each) for each in self.neutral)
 
 
-# Fields that change an answer where a protocol has them, refused by the bodies of those that do not.
+# Fields that change an answer in protocols that have them; other protocols' bodies refuse them.
 IN_CHATS = {
     name: Refused("this protocol has no such field; /v1/chat/completions has", neutral)
     for name, neutral in {
@@ -54,11 +54,11 @@ IN_CHATS = {
 }  # fmt: skip
 
 UNKNOWN = "unknown here"
-MAX_IGNORED = 100  # fields that are listed; a body may have more
+MAX_IGNORED = 100  # maximum listed fields; a body may have more
 
 
 class IgnoredFields(dict[str, str]):
-    """The fields of a body without effect, by their path, with the reason. `is_strict`: unknown ones are refused."""
+    """The ignored fields of a body by path, with the reason. `is_strict`: unknown fields are refused."""
 
     def __init__(self, is_strict: bool = False):
         super().__init__()
@@ -73,7 +73,7 @@ class IgnoredFields(dict[str, str]):
             self.add(place, reason)
 
     def unknown(self, place: str, known: Iterable[str]) -> None:
-        """Take note of an unknown field, or refuse it (ApiError)."""
+        """Record an unknown field as ignored; ApiError if `is_strict`."""
         if len(self) >= MAX_IGNORED and not self.is_strict:
             return
         front, dot, name = place.rpartition(".")
@@ -83,7 +83,9 @@ class IgnoredFields(dict[str, str]):
         self.add(place, f"{UNKNOWN}{hint}")
 
     def check(self, given: Mapping[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
-        """Return an object within a body without the fields that are none of `known`; null says nothing (ApiError)."""
+        """Return the object `given`, a part of a body, without the fields outside of `known`, which are recorded as
+        ignored (ApiError if `is_strict`). An unknown field that is null counts as absent.
+        """
         for name in given:
             if name not in known and given[name] is not None:
                 self.unknown(f"{where}.{name}", known)
@@ -91,7 +93,7 @@ class IgnoredFields(dict[str, str]):
 
 
 class Body(BaseModel):
-    """The body of a request. Values are of the types of JSON: `"8"` is no number, `0` no boolean."""
+    """The body of a request. Values have JSON types: `"8"` is no number, `0` no boolean."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
@@ -100,7 +102,7 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
-        """Return what is taken: unknown fields too, and null where a field may be left out."""
+        """Return the schema of accepted bodies: with unknown fields, and null for optional fields."""
         whole = handler(core_schema)
         found = handler.resolve_ref_schema(whole)
         found.pop("additionalProperties", None)
@@ -111,14 +113,14 @@ class Body(BaseModel):
 
     @classmethod
     def takes(cls, name: str, value: Any) -> bool:
-        """Return whether a field is one that is carried out, with a value that says something."""
+        """Return whether a field is supported and has a value other than null."""
         field = cls.carried_out().get(name)
         return field is not None and (value is not None or field.is_required())
 
     @classmethod
     @functools.cache
     def carried_out(cls) -> dict[str, FieldInfo]:
-        """Return the fields that are carried out, as clients name them."""
+        """Return the supported fields, by the names that clients use."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
 
@@ -128,11 +130,11 @@ BodyType = TypeVar("BodyType", bound=Body)
 def read_body(
     kind: type[BodyType], given: Mapping[str, Any], is_strict: bool = True
 ) -> tuple[BodyType, IgnoredFields]:
-    """Return a validated body, and the fields of `given` that have no effect here with the reason.
+    """Return a validated body, and the ignored fields of `given` with the reason.
 
     Raises:
-        ApiError: invalid_request_error with the first field that is wrong, refused or, where `is_strict`, unknown as
-            `param`.
+        ApiError: invalid_request_error with `param`, the first field that is wrong, refused or (with `is_strict`)
+            unknown.
     """
     ignored, known = IgnoredFields(is_strict), kind.carried_out()
     taken: dict[str, Any] = {}

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import loads
 
 if TYPE_CHECKING:
     from fastapi import Request
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
-    """Return the object that a body is, whatever its content type says.
+    """Return the JSON object of a body, ignoring its content type.
 
     Raises:
-        ApiError: invalid_request_error for what is no JSON object.
+        ApiError: invalid_request_error for a body that is no JSON object.
     """
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        found = loads(body)
+    except ValueError as error:
         raise ApiError("invalid_request_error", f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ApiError("invalid_request_error", f"the body is a {type(found).__name__}; it must be an object")
@@ -29,7 +28,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 
 async def read_json_body(request: Request, max_bytes: int, seconds: float) -> dict[str, Any]:
-    """Return the object that a request's body is (ApiError as `read_bytes` and `parse_json_object`)."""
+    """Return the JSON object of a request's body (ApiError as `read_bytes` and `parse_json_object`)."""
     return parse_json_object(await read_bytes(request, max_bytes, seconds))
 
 

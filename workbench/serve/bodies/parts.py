@@ -1,5 +1,5 @@
-"""Read objects within a body: blocks, tools and items, each with fields that it carries out, has no effect for, or
-refuses; and lists of objects of several types."""
+"""Validate objects within a body: blocks, tools and items, each with supported, ignored and refused fields; and lists
+of objects of several types."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workbench.serve.bodies.fields import Body, IgnoredFields
 
 
 class Part(Body):
-    """An object within a body. `REFUSED` and `IGNORED` hold as in the body itself.
+    """An object within a body. `REFUSED` and `IGNORED` work as in the body itself.
 
-    What is ignored is written into the context of the validation, `IgnoredFields`, by the class and the field.
+    Ignored fields are recorded in the validation context, an `IgnoredFields`, by class and field.
     """
 
     @model_validator(mode="before")
@@ -42,9 +42,10 @@ class Part(Body):
 
 
 def type_of(known: tuple[str, ...], otherwise: str = "") -> Callable[[Any], str]:
-    """Return a discriminator of objects by their `type`: the tag `<TYPE>` of one of `known`, else `<refused>`.
+    """Return a function that tells the kind of an object by its `type`: the tag `<TYPE>` if the type is in `known`,
+    else `<refused>`.
 
-    `otherwise` is the type of an object that names none. The brackets tell a tag from a field in an error's path.
+    `otherwise` is the type of an object without `type`. Brackets distinguish a tag from a field in an error's path.
     """
 
     def find(value: Any) -> str:
@@ -55,7 +56,9 @@ def type_of(known: tuple[str, ...], otherwise: str = "") -> Callable[[Any], str]
 
 
 def refused_types(what: str, known: tuple[str, ...], reasons: Mapping[str, str]) -> Any:
-    """Return the annotation of the objects that are refused: by the reason of their type, or as an unknown type."""
+    """Return the annotation for objects of refused types; the error has the reason for the type, or names it as
+    unknown.
+    """
 
     def refuse(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, Mapping) else None

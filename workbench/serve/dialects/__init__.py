@@ -11,4 +11,4 @@ DIALECTS = {
     "vllm.tokenize": "vllm_tokenizer:VllmTokenize",
     "vllm.detokenize": "vllm_tokenizer:VllmDetokenize",
 }
-SIGN_THOUGHTS = ("openai.responses", "anthropic.messages")  # are built with the key of signatures
+SIGN_THOUGHTS = ("openai.responses", "anthropic.messages")  # built with the signing key

@@ -1,7 +1,7 @@
-"""Sign thoughts, so that a thought that a client sends back is known to be the one that was sent out.
+"""Sign thoughts, to verify that a thought sent back by a client is unchanged.
 
 signature = base64url(HMAC-SHA256(key, model | place | thought))
-sealed    = signature . base64url(thought)         of a thought that is not shown
+sealed    = signature . base64url(thought)         for a hidden thought
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MAX_THOUGHT_BYTES = 4 << 20
 
 
 class ThoughtSigner:
-    """Signs thoughts of a model by their place among the blocks of an answer.
+    """A signer of thoughts; a signature covers the model, and the thought's place among the blocks of an answer.
 
     Args:
-        key: secret bytes; random ones unless given, and then no thought outlives the process.
+        key: secret bytes; default: random, so that signatures end with the process.
     """
 
     def __init__(self, key: bytes = b""):
@@ -35,7 +35,7 @@ class ThoughtSigner:
         return _encode(hmac.new(self._key, message, hashlib.sha256).digest())
 
     def check(self, model: str, place: int, thought: str, signature: str) -> None:
-        """Refuse a thought that is not the signed one (WorkbenchError)."""
+        """Raise WorkbenchError if the thought does not match its signature."""
         expected = self.sign(model, place, thought)
         if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogatepass")):
             raise WorkbenchError(
@@ -44,7 +44,7 @@ class ThoughtSigner:
             )
 
     def seal(self, model: str, place: int, thought: str) -> str:
-        """Return a signature that carries the thought itself, for one that is not shown."""
+        """Return a signature that contains the thought itself, for a hidden thought."""
         packed = zlib.compress(thought.encode("utf-8", "surrogatepass"))
         return f"{self.sign(model, place, thought)}.{_encode(packed)}"
 

@@ -1,4 +1,4 @@
-"""Answer what evaluation tools ask of a server's tokenizer: `/tokenize`, `/detokenize`, `/tokenizer_info` (as vLLM)."""
+"""Serve a model's tokenizer for evaluation tools: `/tokenize`, `/detokenize`, `/tokenizer_info` (as in vLLM)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workbench.serve.answers.pieces import Piece, PromptRead, Text
 from workbench.serve.answers.prompt_work import GIVES_BOS, GIVES_TEXT
 from workbench.serve.bodies.fields import Body, IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller, PromptInput
-from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai.common import ERROR_SCHEMA, data_event, error_json
+from workbench.serve.dialect import RouteServices
+from workbench.serve.dialects.openai.common import OpenAIDialect
 from workbench.serve.dialects.openai.messages import continues_last, read_conversation
 from workbench.serve.document import COUNT, TEXT, list_schema, object_schema
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import invalid_field
 
 if TYPE_CHECKING:
     from workbench.prompt.tokenization.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TokenizeBody(Body):
-    """A text, or messages as a chat would read them. `add_special_tokens` puts the begin token before a text."""
+    """A text, or messages as read by a chat. `add_special_tokens` puts the begin token before a text."""
 
     model: str | None = None
     prompt: str | None = None
@@ -37,8 +37,8 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "chat_template": Refused("the model's own is used"),
-        "chat_template_kwargs": Refused("messages are read without arguments of the template", ({},)),
+        "chat_template": Refused("the model's own chat template is used"),
+        "chat_template_kwargs": Refused("template arguments have no effect here", ({},)),
     }
 
 
@@ -49,26 +49,11 @@ class DetokenizeBody(Body):
     tokens: list[Int]
 
 
-class _TokenizerDialect:
-    """The part that both routes share: without a model's name they mean the first model."""
-
-    ping, request_id_header = PING, "x-request-id"
-    error_schema = ERROR_SCHEMA
+class _TokenizerDialect(OpenAIDialect):
+    """The common base of both routes: without a model's name they use the first model."""
 
     def writer(self, call: Call, model: ServedModel) -> NoReturn:
         raise AssertionError("tokens are not streamed")
-
-    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
-        return error_json(error)
-
-    def error_event(self, error: ApiError, request_id: str) -> bytes:
-        return data_event(error_json(error)[1])
-
-    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
-        return ()
-
-    def tokenizers(self) -> Iterable[Dialect]:
-        return ()
 
 
 class VllmTokenize(_TokenizerDialect):
@@ -79,7 +64,7 @@ class VllmTokenize(_TokenizerDialect):
 
     def parse(self, body: TokenizeBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         if (body.prompt is None) == (body.messages is None):
-            raise ApiError("invalid_request_error", "prompt: give either prompt or messages", "prompt")
+            raise invalid_field("prompt", "give either prompt or messages")
         _tokenizer(model)
         prompt: PromptInput = body.prompt or ""
         if body.messages is not None:
@@ -115,8 +100,7 @@ class VllmDetokenize(_TokenizerDialect):
         size = _tokenizer(model).vocab_size
         wrong = next((id for id in body.tokens if not 0 <= id < size), None)
         if wrong is not None:
-            words = f"tokens: {wrong} is no id of the vocabulary, 0 to {size - 1}"
-            raise ApiError("invalid_request_error", words, "tokens")
+            raise invalid_field("tokens", f"{wrong} is no id of the vocabulary, 0 to {size - 1}")
         return _call(self.name, body.model or model.name, tuple(body.tokens), 1, {GIVES_TEXT: True}, ignored)
 
     def answer(self, call: Call, model: ServedModel, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -149,7 +133,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
 
 def _tokenizer(model: ServedModel) -> Tokenizer:
     if model.tokenizer is None:
-        raise ApiError("invalid_request_error", f"model: {model.name!r} has no tokenizer; give token ids", "model")
+        raise invalid_field("model", f"{model.name!r} has no tokenizer; give token ids")
     return model.tokenizer
 
 

@@ -1,1 +1,1 @@
-"""The memory that a server has of calls, each tenant's apart: prompts, generated turns, stored responses."""
+"""Remember calls, separately for each tenant: prompts, generated turns, stored responses."""

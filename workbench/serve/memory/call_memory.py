@@ -1,6 +1,6 @@
-"""Remember what calls read and what was answered, by tenant: to put tokens back, to pin prefixes, to explain misses.
+"""Remember prompts and answers by tenant, to restore tokens, pin prefixes and explain cache misses.
 
-prepare:  answers as they were generated -> prompt -> breakpoints -> pins of the request
+prepare:  answers as generated -> prompt -> breakpoints -> pins of the request
 read:     pins that were made, tokens that were cached -> what was written -> why an earlier prompt was missed
 ended:    the answer is kept
 """
@@ -22,11 +22,11 @@ from workbench.serve.served_model import PreparedPrompt, ServedModel
 
 
 class CallMemory:
-    """A memory of the calls of a server, of all its models.
+    """The memory of a server's calls, for all its models.
 
     Args:
-        max_bytes: of prompts, and as many of answers.
-        seconds: of life after the last use.
+        max_bytes: maximum bytes of prompts, and the same for answers.
+        seconds: lifetime after the last use.
     """
 
     def __init__(self, max_bytes: int = 64 * 2**20, seconds: float = 3600.0):
@@ -37,7 +37,7 @@ class CallMemory:
     def keep_prompt(self, tenant: str, call_id: str, seen: PromptSeen) -> None:
         """Keep the prompt of a call."""
         text = "" if seen.prompt is None else seen.prompt.text
-        # Its segments hold the tokens and the text once more.
+        # Its segments hold tokens and text a second time.
         size = 2 * (BYTES_PER_TOKEN * len(seen.token_ids) + BYTES_PER_CHARACTER * len(text)) + 256
         self._prompts.put(tenant, call_id, seen, size)
 
@@ -49,15 +49,15 @@ class CallMemory:
 @dataclass
 class _ShownChoice:
     text: str = ""
-    calls: list[tuple[str, str, str]] = field(default_factory=list)  # id, name, JSON of the arguments
+    calls: list[tuple[str, str, str]] = field(default_factory=list)  # (id, name, JSON of the arguments)
 
 
 class CallRecorder:
-    """A recorder of one call: it fills the memory, and gives notes to the call.
+    """A recorder of one call: it stores prompts and answers in the server's memory of calls, and adds notes to the
+    call.
 
-    `notes["prompt_cache"]` has, for each prompt that was read, its breakpoints with what is kept of them;
-    `notes["cache_miss"]` why the prompt of the earlier call that is named was not read from the cache, and what
-    that cost.
+    `notes["prompt_cache"]` has the breakpoints of each prompt with the tokens kept for them; `notes["cache_miss"]` why
+    the prompt of the named earlier call was not read from the cache, and the cost.
     """
 
     def __init__(self, memory: CallMemory, call: Call, model: ServedModel, prepared: Sequence[PreparedPrompt]):
@@ -65,7 +65,7 @@ class CallRecorder:
         self._shown: dict[int, _ShownChoice] = {}
 
     def take(self, pieces: Iterable[Piece]) -> None:
-        """Take pieces in order."""
+        """Take the next pieces of the call, in order."""
         for piece in pieces:
             shown = self._shown.setdefault(piece.choice, _ShownChoice())
             if isinstance(piece, PromptRead):
@@ -86,7 +86,7 @@ class CallRecorder:
         if prepared.breakpoints:
             done = describe_pins(prepared.breakpoints, read.pinned, read.cached_tokens, page_size)
             call.notes.setdefault("prompt_cache", []).append(done)
-        if read.choice:  # of several prompts the first is compared, and kept under the id of the call
+        if read.choice:  # only the first prompt is compared, and kept under the call's id
             return
         tenant, pinned = call.caller.tenant, max((each.kept for each in read.pinned), default=0)
         seen = PromptSeen(self._model.name, prepared.request.prompt_ids, prepared.prompt, pinned)
@@ -101,7 +101,7 @@ class CallRecorder:
     def _end(self, ended: Ended, shown: _ShownChoice) -> None:
         place = ended.choice // self._call.sampling.n
         prepared = self._prepared[place]
-        # What a stop string ended was generated with the string, and is shown without.
+        # An answer ended by a stop string was generated with the string, but is shown without it.
         is_cut = ended.reason in ("cancelled", "content_filter") or isinstance(ended.stop, str)
         is_cut = is_cut or (prepared.conversation is not None and prepared.conversation.continues)
         if is_cut or prepared.conversation is None or prepared.format is None or self._model.tokenizer is None:

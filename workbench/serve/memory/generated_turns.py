@@ -1,8 +1,8 @@
-"""Remember answers as they were generated, and put their tokens back when a client sends them again as text.
+"""Remember answers as generated, and restore their tokens when a client sends them back as text.
 
-A client sends back what it was shown. Read from text, an answer may have other tokens than it was generated with, and a
-client may leave out the thought: the cached prefix would end there. So each answer is kept by the conversation before
-it and by what was shown of it, and comes back whole: its tokens, and the thought that stood before it.
+A client sends back the text that it was shown. Encoded again, an answer may have other tokens than generated, and a
+client may leave out the thought: the cached prefix would end there. So each answer is stored by the conversation before
+it and by its shown text, and is restored whole: its tokens, and the thought before it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 from workbench.serve.memory.tenant_store import TenantStore
 
 AnyTurn = UserTurn | AssistantTurn | ResultTurn
-BYTES_PER_TOKEN, BYTES_PER_CHARACTER, ENTRY_BYTES = 40, 4, 512  # of Python's, about
+BYTES_PER_TOKEN, BYTES_PER_CHARACTER, ENTRY_BYTES = 40, 4, 512  # approximate memory of Python objects
 
 
 class GeneratedTurns:
-    """Answers by tenant, to be found by what a client sends back, or by the id of their call."""
+    """A store of answers by tenant. An answer is found by the text that a client sends back, or by the id of
+    its call.
+    """
 
     def __init__(self, store: TenantStore[AssistantTurn | str]):
         self._store = store
@@ -28,15 +30,15 @@ class GeneratedTurns:
     def keep(
         self, tenant: str, model: str, conversation: Conversation, shown: AssistantTurn, made: AssistantTurn, name: str
     ) -> None:
-        """Keep an answer.
+        """Store an answer, with its tokens, under the conversation before it and its shown text.
 
         Args:
-            tenant: whose it is.
-            model: which generated it.
-            conversation: before it, without its tokens or with them.
-            shown: its text and calls as the client was shown them.
-            made: the same as it was generated, with its tokens.
-            name: of the answer, `call_id` or `call_id.choice`.
+            tenant: its owner.
+            model: the model that generated it.
+            conversation: the conversation before it, with or without tokens.
+            shown: its text and calls as shown to the client.
+            made: the same turn as generated, with its tokens.
+            name: name of the answer, `call_id` or `call_id.choice`.
         """
         before = list(_digests(model, conversation))[-1]
         said = [made.thinking or "", made.content, *(str(each.arguments) for each in made.tool_calls)]
@@ -51,14 +53,16 @@ class GeneratedTurns:
         return self._find(tenant, answer_name(call_id, choice))
 
     def _find(self, tenant: str, key: Hashable) -> AssistantTurn | None:
-        """Return an answer by its name, or by a key under which its name is kept."""
+        """Return an answer by its name, or by a key that maps to its name."""
         found = self._store.get(tenant, key)
         if isinstance(found, str):
             found = self._store.get(tenant, found)
         return found if isinstance(found, AssistantTurn) else None
 
     def fill(self, tenant: str, model: str, conversation: Conversation) -> Conversation:
-        """Return the conversation with its answers as they were generated, where they are kept."""
+        """Return the conversation with each answer that is stored here replaced by the turn as generated, with its
+        tokens.
+        """
         turns: list[AnyTurn] = list(conversation.turns)
         digests = list(_digests(model, conversation))
         for number, turn in enumerate(turns):
@@ -80,7 +84,7 @@ def answer_name(call_id: str, choice: int) -> str:
 
 
 def _digests(model: str, conversation: Conversation) -> Iterator[bytes]:
-    """Yield a digest of what stands before the first turn, and of every beginning after it."""
+    """Yield a digest of the part before the first turn, and of every longer prefix of turns."""
     tools = [tool.declaration() for tool in conversation.tools]
     documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
     digest = _digest(b"", [model, conversation.system, tools, documents])
@@ -91,7 +95,7 @@ def _digests(model: str, conversation: Conversation) -> Iterator[bytes]:
 
 
 def _next(before: bytes, turn: AnyTurn) -> bytes:
-    """Return the digest after one more turn; of an answer without its thought, which clients may leave out."""
+    """Return the digest after one more turn; an answer's thought is ignored, since clients may leave it out."""
     values: list[object] = [turn.role, turn.content]
     if isinstance(turn, AssistantTurn):
         values = [turn.role, turn.content, [[call.name, call.arguments] for call in turn.tool_calls]]

@@ -1,4 +1,4 @@
-"""Turn the breakpoints of a call into pins of its prompt's pages, and what became of them into usage.
+"""Convert the breakpoints of a call to pins of its prompt's pages, and the pins' results to usage.
 
 prompt      | tools ......... | system ... | turn 0 ...... | turn 1 ... | <assistant>
 breakpoints                   ^ 1 h                        ^ 5 min                      in tokens
@@ -20,7 +20,7 @@ from workbench.trace.events import PinnedPrefix
 
 @dataclass(frozen=True)
 class PlacedBreakpoint:
-    """A breakpoint and the number of tokens before and with its part; 0 where the prompt does not have the part."""
+    """A breakpoint and the number of tokens up to the end of its part; 0 if the prompt does not have the part."""
 
     breakpoint: Breakpoint
     tokens: int
@@ -29,25 +29,26 @@ class PlacedBreakpoint:
 def place_breakpoints(
     breakpoints: Iterable[Breakpoint], prompt: Prompt | None, num_tokens: int
 ) -> tuple[PlacedBreakpoint, ...]:
-    """Return where the breakpoints of a call stand in a prompt, in its order.
+    """Return the positions of a call's breakpoints in a prompt, in the prompt's order.
 
     Args:
-        breakpoints: of the call.
-        prompt: by segment; without one, each breakpoint stands at the end.
-        num_tokens: of the prompt.
+        breakpoints: breakpoints of the call.
+        prompt: the prompt by segment; if None, each breakpoint is at the end.
+        num_tokens: length of the prompt.
     """
     placed = [PlacedBreakpoint(each, num_tokens if prompt is None else _end(each, prompt)) for each in breakpoints]
     return tuple(sorted(placed, key=lambda each: each.tokens))
 
 
 def pins_of(placed: Iterable[PlacedBreakpoint]) -> tuple[PrefixPin, ...]:
-    """Return the pins that a request needs."""
+    """Return a pin for each breakpoint that the prompt has, for the engine's request."""
     return tuple(PrefixPin(each.tokens, each.breakpoint.seconds) for each in placed if each.tokens)
 
 
 def written_by_ttl(pinned: Iterable[PinnedPrefix], cached_tokens: int) -> tuple[tuple[float, int], ...]:
-    """Return by seconds of life how many tokens were written to be kept: those of pinned pages that were not read from
-    the cache, each once, for the first breakpoint behind it."""
+    """Return (lifetime in seconds, number of tokens) pairs: tokens of pinned pages that were written to the cache, not
+    read from it. Each counts once, for the first breakpoint after it.
+    """
     found: dict[float, int] = {}
     done = cached_tokens
     for each in sorted(pinned, key=lambda each: each.kept):
@@ -60,8 +61,9 @@ def written_by_ttl(pinned: Iterable[PinnedPrefix], cached_tokens: int) -> tuple[
 def describe_pins(
     placed: Sequence[PlacedBreakpoint], pinned: Sequence[PinnedPrefix], cached_tokens: int, page_size: int | None
 ) -> dict[str, Any]:
-    """Return as plain values, of each breakpoint, the tokens that were to be kept, those that are, and why they are
-    fewer."""
+    """Return a description of the breakpoints as plain values: for each one, the number of tokens to keep, the number
+    kept, and the reason if fewer are kept.
+    """
     made = list(pinned)
     breakpoints = []
     for each in placed:
@@ -84,11 +86,11 @@ def _why_fewer(tokens: int, kept: int, page_size: int | None) -> str:
         return "the prompt does not have this part"
     if kept == tokens // page_size * page_size:
         return f"kept in whole pages of {page_size} tokens"
-    return "no more pages may be pinned now"
+    return "the limit of pinned pages is reached"
 
 
 def _end(breakpoint: Breakpoint, prompt: Prompt) -> int:
-    """Return the end of the part of a breakpoint."""
+    """Return the end of a breakpoint's part, in tokens."""
     if breakpoint.part == "tools":
         numbers = {int(each.name.split(" ")[1]) for each in prompt.segments if each.name.startswith("tool ")}
         wanted = max(numbers, default=-1) if breakpoint.index < 0 else breakpoint.index
@@ -101,18 +103,18 @@ def _end(breakpoint: Breakpoint, prompt: Prompt) -> int:
 
 
 def _end_in_system(characters: int, segments: Sequence[Segment], prompt: Prompt) -> int:
-    """Return the last token within so many characters of the system prompt."""
+    """Return the number of tokens within the first `characters` characters of the system prompt."""
     system = prompt.conversation.system or ""
     if not 0 <= characters < len(system):
         return max((each.end for each in segments), default=0)
     found = "".join(each.text for each in segments).find(system[:characters])
-    if found < 0:  # the template writes it differently
+    if found < 0:  # the template changes the text
         return 0
     end = found + characters
     for segment in segments:
         if end <= len(segment.text):
             ids, low, high = segment.token_ids, 0, len(segment.token_ids)
-            while low < high:  # the most tokens whose text does not reach beyond the block
+            while low < high:  # find the most tokens with text inside the block
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if len(prompt.decode(ids[:middle])) <= end else (low, middle - 1)
             return segment.start + low

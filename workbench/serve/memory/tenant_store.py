@@ -20,12 +20,12 @@ class _Kept(Generic[Value]):
 
 
 class TenantStore(Generic[Value]):
-    """A store that any thread may use.
+    """A store of values by tenant and key, bounded in bytes and time. Any thread may use it.
 
     Args:
-        max_bytes: of all values together, as their callers count them.
-        max_tenant_bytes: of one tenant's, so that none displaces all others.
-        seconds: of life after the last use.
+        max_bytes: maximum bytes of all values together, as counted by callers.
+        max_tenant_bytes: maximum bytes of one tenant, so that none displaces all others.
+        seconds: lifetime after the last use.
         clock: returns seconds.
     """
 
@@ -38,7 +38,7 @@ class TenantStore(Generic[Value]):
     ):
         self.max_bytes, self.max_tenant_bytes, self.seconds, self.clock = max_bytes, max_tenant_bytes, seconds, clock
         self.num_bytes = 0
-        self._tenants: OrderedDict[str, OrderedDict[Hashable, _Kept[Value]]] = OrderedDict()  # both oldest use first
+        self._tenants: OrderedDict[str, OrderedDict[Hashable, _Kept[Value]]] = OrderedDict()  # both by last use
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -46,7 +46,7 @@ class TenantStore(Generic[Value]):
         return sum(map(len, self._tenants.values()))
 
     def put(self, tenant: str, key: Hashable, value: Value, size: int) -> None:
-        """Keep a value of `size` bytes; one that is larger than a tenant's share is not kept."""
+        """Keep a value of `size` bytes, unless it is larger than `max_tenant_bytes`."""
         if size > min(self.max_bytes, self.max_tenant_bytes):
             return
         with self._lock:
@@ -63,7 +63,7 @@ class TenantStore(Generic[Value]):
                 self._drop(oldest, next(iter(self._tenants[oldest])))
 
     def get(self, tenant: str, key: Hashable) -> Value | None:
-        """Return a tenant's value, whose life begins anew, or None."""
+        """Return a tenant's value and renew its lifetime; None if it is not kept."""
         with self._lock:
             found = self._tenants.get(tenant, {}).get(key)
             if found is None:

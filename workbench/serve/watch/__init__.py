@@ -1,1 +1,1 @@
-"""Views of a server at work: its log as a value, metrics, traces of calls, telemetry."""
+"""Observe a server at work: its log, metrics, traces of calls, and telemetry."""

@@ -1,9 +1,9 @@
-"""Keep served requests, and the steps that computed them, in a folder, so that each can be run again by its id.
+"""Store served requests, and the steps that computed them, in a folder, so that each can be run again by its id.
 
-    owner's thread: record(event) ---> lines that wait ---> write(): files of the folder, the oldest of which go
+    owner's thread: record(event) ---> pending lines ---> write(): files of the folder; the oldest files are deleted
 
-A file begins with what the engine was, and has one line for each request, step and end. They hold prompts and answers:
-the files are for their owner alone.
+A file begins with a description of the engine, and has one line for each request, step and end. Files hold prompts and
+answers, so only their owner may read them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 
 from workbench.engine.config import EngineConfig
@@ -28,31 +27,33 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.replay_request import RecordedEnd, ReplayWork, ServedRequest
 from workbench.errors import WorkbenchError, nearest
 from workbench.request import Request, SamplingParameters
+from workbench.serve.json_bytes import dumps, loads
 from workbench.serve.served_model import ServedModel
 from workbench.trace.events import Event, Finished, SpanRecord, StepPlanned
 
 LOG = logging.getLogger(__name__)
-FILES = 8  # that the bound allows: as much of it is forgotten at once
+FILES = 8  # files within the bound; one file is deleted at a time
 SUFFIX = ".requests.jsonl"
 PLAIN = SamplingParameters().model_dump(mode="json")
 
 
 def describe_software() -> dict[str, str]:
-    """Return what may give a request other bits, beside weights and settings."""
+    """Return the versions of software that may change a result's bits, besides weights and settings."""
     return {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
             "threads": str(torch.get_num_threads())}  # fmt: skip
 
 
 class KeptRequests:
-    """The keeper of one model's requests. `record` is for the thread that runs the model, the others for any.
+    """The stored requests of one model. Only the model's thread may call `record`; any thread may call the other
+    methods.
 
     Args:
-        folder: of the files, made unless it is there.
-        model: the model, and the engine that serves it.
-        max_bytes: of all files in the folder, those of other models and servers too.
+        folder: folder of the files, created if missing.
+        model: the model, with the engine that serves it.
+        max_bytes: maximum bytes of all files in the folder, including other models' and servers' files.
 
     Raises:
-        WorkbenchError: where the folder cannot be written.
+        WorkbenchError: if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, model: ServedModel, max_bytes: int):
@@ -70,17 +71,17 @@ class KeptRequests:
             raise WorkbenchError(f"server.replay_folder: {folder}: {error.strerror}; name another") from None
 
     def enter(self, request: Request) -> None:
-        """Keep a request, before it is submitted."""
+        """Store a request before it is submitted to the engine."""
         self._lines.append(request)
 
     def record(self, event: Event) -> None:
-        """Keep an event, if a replay needs it."""
+        """Store an event, if a replay needs it."""
         if isinstance(event, StepPlanned | Finished):
             self._lines.append(event)
 
     def write(self, wait: bool = True) -> None:
-        """Write what was kept; beyond the bound, delete the oldest files. What cannot be written is lost, and said
-        once. Without `wait` nothing is done while another thread writes: its disk may be slow."""
+        """Write pending lines; beyond the bound, delete the oldest files. Lines that cannot be written are lost, which
+        is logged once. Without `wait`, return at once if another thread writes: its disk may be slow."""
         if not self._writing.acquire(blocking=wait):
             return
         try:
@@ -88,7 +89,7 @@ class KeptRequests:
             if self._has_failed or not lines:
                 return
             try:
-                self._append(b"".join(orjson.dumps(_values(each)) + b"\n" for each in lines))
+                self._append(b"".join(dumps(_values(each)) + b"\n" for each in lines))
             except OSError as error:
                 self._has_failed = True
                 LOG.error("%s: no more requests are kept: %s", self._folder, error)
@@ -100,10 +101,10 @@ class KeptRequests:
         if created:
             self._path = self._folder / f"{self._began}-{self._number:08}{SUFFIX}"
             self._number, self._size = self._number + 1, 0
-            raw = orjson.dumps(self._head()) + b"\n" + raw
+            raw = dumps(self._head()) + b"\n" + raw
         try:
             opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT * created, 0o600)
-        except FileNotFoundError:  # another has deleted it since
+        except FileNotFoundError:  # another process has deleted it
             if created:
                 raise
             self._size = self._max_bytes
@@ -128,7 +129,7 @@ class KeptRequests:
 
 
 def _ages_and_sizes(folder: Path) -> Iterator[tuple[int, Path, int]]:
-    """Yield the time of change, the path and the bytes of each file; others may delete some meanwhile."""
+    """Yield (modification time, path, bytes) of each file; other processes may delete files meanwhile."""
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(FileNotFoundError):
             found = path.stat()
@@ -148,9 +149,9 @@ def _values(kept: Request | Event) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class KeptCall:
-    """A call that can be run again, among all that its engine served as far as it is kept.
+    """A stored call that can be run again, with the stored requests of its engine.
 
-    `head` says what engine it was; `asked` are the requests of the call, one for each of its prompts.
+    `head` describes the engine; `asked` are the requests of the call, one for each of its prompts.
     """
 
     head: Mapping[str, Any]
@@ -164,7 +165,7 @@ class KeptCall:
         return EngineConfig.model_validate(self.head["config"])
 
     def work(self, model: LoadedModel) -> ReplayWork:
-        """Return the replay on a model that is loaded (WorkbenchError where it cannot begin)."""
+        """Return the replay of the call on a loaded model, ready to run (WorkbenchError if it cannot begin)."""
         return ReplayWork(self.config, self.served, self.steps, self.asked, model, self.call_id)
 
     @classmethod
@@ -172,13 +173,12 @@ class KeptCall:
         """Read a call by its id.
 
         Raises:
-            WorkbenchError: for a folder without kept requests, an id that is not among them, and a call whose beginning
-                was deleted.
+            WorkbenchError: for a folder without stored requests, an unknown id, or a call with a deleted beginning.
         """
         by_server: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             head, *lines = _lines_of(path) or [{}]
-            if "server" in head:  # its first line was written whole
+            if "server" in head:  # its first line is complete
                 by_server.setdefault(head["server"], [head]).extend(lines)
         if not by_server:
             raise WorkbenchError(
@@ -199,10 +199,10 @@ class KeptCall:
 
 
 def _lines_of(path: Path) -> list[dict[str, Any]]:
-    """Return a file's lines as far as they were written whole."""
+    """Return the complete lines of a file."""
     try:
         raw = path.read_bytes()
-        return [orjson.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
+        return [loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
     except FileNotFoundError:  # deleted meanwhile
         return []
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Count calls and their times for Prometheus, under vLLM's names where the meaning is the same."""
+"""Count calls and their times for Prometheus, under vLLM's names if the meaning is the same."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Counts:
-    """A histogram of seconds that takes a whole answer's at once: one by one they cost a microsecond a token."""
+    """A histogram of seconds. It adds all values of an answer at once, since adding them one by one takes a microsecond
+    per token.
+    """
 
     def __init__(self) -> None:
         self._counts = numpy.zeros(len(SECONDS) + 1, dtype=numpy.int64)
         self.total = 0.0
 
     def add(self, values: Sequence[float] | numpy.ndarray) -> None:
-        """Count values; a bucket has those up to its bound."""
+        """Add values to the histogram; each counts in the first bucket whose bound is not below it."""
         values = numpy.asarray(values, dtype=float)
         places = numpy.searchsorted(SECONDS, values, side="left")
         self._counts += numpy.bincount(places, minlength=len(self._counts))
         self.total += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the bounds, and how many values are not above each."""
+        """Return (bound, number of values up to the bound) for each bucket."""
         bounds = [*map(floatToGoString, SECONDS), "+Inf"]
         return list(zip(bounds, map(float, numpy.cumsum(self._counts)), strict=True))
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """The Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self, models: Mapping[str, ServedModel]):
         self._registry = registry = CollectorRegistry()
@@ -76,7 +78,7 @@ class Metrics:
         registry.register(self)  # type: ignore[arg-type] (a collector by its shape)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read from the runners at this moment."""
+        """Yield metrics read from the runners at this moment."""
         gauges = {
             "num_requests_running": "Requests that run.",
             "num_requests_waiting": "Requests that wait to be scheduled.",
@@ -100,7 +102,7 @@ class Metrics:
         yield between
 
     def _of_fleets(self) -> Iterator[Metric]:
-        """Yield what models that several replicas serve have beside the others, by variant."""
+        """Yield the additional metrics of models served by several replicas, by variant."""
         label = ["model_name", "variant"]
         replicas = GaugeMetricFamily("workbench:replicas", "Replicas that serve.", labels=label)
         words = {
@@ -125,7 +127,7 @@ class Metrics:
             yield from counters.values()
 
     def refused(self, model: str) -> None:
-        """Count a call that was refused for want of room."""
+        """Count a call that was refused for lack of room."""
         self._calls.labels(model, "refused").inc()
 
     def observe(self, trace: CallTrace) -> None:
@@ -162,5 +164,5 @@ class Metrics:
             self._ended.labels(name, end.reason).inc()
 
     def page(self) -> bytes:
-        """Return the page that Prometheus reads."""
+        """Return the metrics page for Prometheus."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""Fold runners' events into what their server does now.
+"""Keep the current state of a server, from its runners' events.
 
 owner's thread: record(event) ---> pending events ---> reader's thread: fold, snapshot() ---> ServerSnapshot
 """
@@ -38,17 +38,17 @@ from workbench.trace.events import (
 )
 
 WINDOW_SECONDS = 60
-RATE_SECONDS = 10  # over which the present tokens a second are averaged
-MAX_RECENT = 128  # requests of a snapshot, and ended ones that are remembered
-MAX_TRACED = 1024  # tokens, and as many decisions, of a request's trace
-MAX_PENDING = 4096  # events that wait for a reader; beyond them recording folds two for each new one
-MAX_LATENCIES = 8192  # values from which percentiles are taken
-END_STATES = {"cancelled": "cancelled", "refused": "failed", "error": "failed"}  # any other reason: finished
+RATE_SECONDS = 10  # window for the current tokens per second
+MAX_RECENT = 128  # requests in a snapshot, and ended requests kept
+MAX_TRACED = 1024  # tokens, and decisions, in a request's trace
+MAX_PENDING = 4096  # unread events; beyond it, recording folds two for each new one
+MAX_LATENCIES = 8192  # values for percentiles
+END_STATES = {"cancelled": "cancelled", "refused": "failed", "error": "failed"}  # other reasons: finished
 
 
 @dataclass(eq=False, slots=True)
 class _RequestLog:
-    """A request as far as its events were folded."""
+    """A request as known from its folded events."""
 
     id: str
     state: str
@@ -73,7 +73,7 @@ class _RequestLog:
         kept.append(item)
 
     def resume(self, now: float) -> None:
-        """End a preemption that is under way."""
+        """End the current preemption."""
         if self.preempted and self.preempted[-1][1] is None:
             self.preempted[-1] = (self.preempted[-1][0], now)
 
@@ -89,10 +89,10 @@ class _RequestLog:
 
 
 class ServingLog:
-    """A bounded log of what a runner serves; give `record` to `RunnerThread.listen`.
+    """A bounded log of a runner's requests; give `record` to `RunnerThread.listen`.
 
-    `record` stores an event and no more: snapshots are made in their reader's thread. Memory is bounded by the requests
-    that are under way and the last `MAX_RECENT` that ended, whether snapshots are read or not.
+    `record` only stores an event: snapshots are made in their reader's thread. Memory is bounded by the running
+    requests and the last `MAX_RECENT` that ended, even if no snapshots are read.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class ServingLog:
         self._pages, self._meters, self._clock = pages, meters, clock
         self._watchers: list[Callable[[], None]] = []
         self._pending: deque[Event] = deque()
-        self._folding = Lock()  # guards all below
-        self._active: dict[tuple[str, int], list[_RequestLog]] = {}  # several of one key: the latest is to be refused
+        self._folding = Lock()  # guards the fields below
+        self._active: dict[tuple[str, int], list[_RequestLog]] = {}  # several under one key: the latest will be refused
         self._ended: deque[_RequestLog] = deque(maxlen=MAX_RECENT)
         self._states: Counter[str] = Counter()
         self._rates: deque[list[int]] = deque()  # [second since the beginning, prompt tokens, output tokens]
@@ -122,7 +122,7 @@ class ServingLog:
         self._prompts: deque[tuple[float, int, int]] = deque(maxlen=MAX_LATENCIES)  # (time, prompt, cached tokens)
 
     def record(self, event: Event) -> None:
-        """Store an event. Where no snapshot was made for long, fold two of those stored first."""
+        """Store an event. If no snapshot was made for long, fold the two oldest stored events."""
         self._pending.append(event)
         if len(self._pending) > MAX_PENDING and self._folding.acquire(blocking=False):
             try:
@@ -133,18 +133,18 @@ class ServingLog:
             on_change()
 
     def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_change` after every event, in the thread that records it; return a function that ends it."""
+        """Call `on_change` after every event, in the thread that records it; return a function that stops it."""
         self._watchers.append(on_change)
         return lambda: self._watchers.remove(on_change) if on_change in self._watchers else None
 
     def trace(self, request_id: str) -> RequestTrace | None:
-        """Return the trace of a request that is under way or among the last to have ended."""
+        """Return the trace of a running or recently ended request; None if it is unknown."""
         with self._folding:
             self._fold(len(self._pending))
             return next((each.traced() for each in reversed(self._known()) if each.id == request_id), None)
 
     def snapshot(self, traces: bool = False) -> ServerSnapshot:
-        """Return what the server does now; with the traces of its recent requests where asked for."""
+        """Return the server's current state; with `traces`, also the traces of recent requests."""
         with self._folding:
             self._fold(len(self._pending))
             now = self._clock()
@@ -176,7 +176,7 @@ class ServingLog:
         return [*self._ended, *(each for stack in self._active.values() for each in stack)]
 
     def _window_rates(self, now: float) -> tuple[tuple[TokenRate, ...], float, float]:
-        """Return the tokens of each second of the window, and the present prompt and output tokens a second."""
+        """Return the tokens of each second of the window, and the current prompt and output tokens per second."""
         last = max(0, int(now - self.began))
         first = max(0, last - WINDOW_SECONDS + 1)
         by_second = {second: (prompt, output) for second, prompt, output in self._rates}
@@ -184,7 +184,7 @@ class ServingLog:
             TokenRate(self.began + second, *by_second.get(second, (0, 0))) for second in range(first, last + 1)
         )
         latest = rates[-RATE_SECONDS:]
-        seconds = max(now - latest[0].time, 1.0)  # of a server's first second: no rate from a few milliseconds
+        seconds = max(now - latest[0].time, 1.0)  # at least 1 s: no rate from a few milliseconds
         return (
             rates,
             sum(each.prompt_tokens for each in latest) / seconds,
@@ -238,7 +238,7 @@ class ServingLog:
                 self._end(each, event)
 
     def _request_of(self, event: Event) -> _RequestLog:
-        """Return the request of an event. One whose id is under way already is refused: its end is the next one."""
+        """Return the request of an event. A request with a running request's id is refused: the next end is its own."""
         key = (event.request_id, event.sample)
         mine = self._active.setdefault(key, [])
         if isinstance(event, Submitted) or not mine:
@@ -263,7 +263,7 @@ class ServingLog:
         each.resume(event.time)
         each.ended, each.reason = event.time, event.error or event.reason
         each.prompt_tokens = event.prompt_tokens or each.prompt_tokens
-        unseen = max(0, len(event.token_ids) - each.output_tokens)  # of a request without events for single tokens
+        unseen = max(0, len(event.token_ids) - each.output_tokens)  # the request has no events for single tokens
         self._count(event.time, 0, unseen)
         each.output_tokens += unseen
         self._move(each, END_STATES.get(event.reason, "finished"))

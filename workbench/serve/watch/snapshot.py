@@ -1,7 +1,7 @@
-"""Describe what a server does at one moment, as values that are written to JSON and read back.
+"""Describe a server's state at one moment, as values that can be written to JSON and read back.
 
-Times are seconds on the runner's clock, as in the events; `wall_time` says when that was. Standard library only, but
-for reading.
+Times are seconds on the runner's clock, as in the events; `wall_time` is the same moment in wall time. Only reading
+needs more than the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ STATES = ACTIVE + ENDED
 
 @dataclass(frozen=True)
 class LatencyPercentiles:
-    """Percentiles in seconds of `count` values, linear between ranks as numpy's; None without values."""
+    """Percentiles in seconds of `count` values, interpolated linearly between ranks as in numpy; None
+    without values.
+    """
 
     count: int = 0
     p50: float | None = None
@@ -38,7 +40,7 @@ class LatencyPercentiles:
 
 @dataclass(frozen=True)
 class TokenRate:
-    """Tokens of the second that begins at `time`: of prompts, computed, and of answers, sampled."""
+    """The numbers of tokens in the second that begins at `time`: computed prompt tokens, and sampled output tokens."""
 
     time: float
     prompt_tokens: int = 0
@@ -47,7 +49,7 @@ class TokenRate:
 
 @dataclass(frozen=True)
 class PageUse:
-    """Pages of all cache groups: held by requests, idle (of the prefix cache alone), and free."""
+    """Page counts over all cache groups: held by requests, idle (held by the prefix cache alone), and free."""
 
     used: int = 0
     idle: int = 0
@@ -60,14 +62,14 @@ class PageUse:
 
 @dataclass(frozen=True)
 class Meter:
-    """A count of a gate against its limit: requests or tokens a minute, requests at once, money a day.
+    """The use of one limit of a gate: requests or tokens per minute, concurrent requests, or money per day.
 
     Args:
-        name: what is counted, and of whom (`alice: tokens a minute`).
-        used: how much of it is used now, in `unit`.
-        limit: how much may be; None without a limit.
+        name: subject and quantity (`alice: tokens a minute`).
+        used: amount used now, in `unit`.
+        limit: maximum amount; None without a limit.
         unit: requests, tokens, or a currency (`USD`).
-        resets_in: seconds until all of it is free again; None where it never is, or at once.
+        resets_in: seconds until the full limit is free again; None if never, or at once.
     """
 
     name: str
@@ -79,7 +81,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class TracedToken:
-    """An output token, when it was sampled, and the text that could be shown then."""
+    """An output token, its sampling time, and the text that could be shown then."""
 
     time: float
     token_id: int
@@ -89,7 +91,9 @@ class TracedToken:
 
 @dataclass(frozen=True)
 class TracedDecision:
-    """A decision of the scheduler on a request, with its reason; a prefill chunk has its tokens as the reason."""
+    """A decision of the scheduler on a request, with its reason; for a prefill chunk the reason is its number of
+    tokens.
+    """
 
     time: float
     step: int
@@ -99,7 +103,9 @@ class TracedDecision:
 
 @dataclass(frozen=True)
 class RequestTrace:
-    """The tokens of one request and the decisions on it; of a long one the last. `dropped` counts the others."""
+    """The tokens of one request and the scheduler's decisions on it. Of a long request only the last ones are kept;
+    `dropped` is the number of earlier ones.
+    """
 
     tokens: tuple[TracedToken, ...] = ()
     decisions: tuple[TracedDecision, ...] = ()
@@ -108,9 +114,9 @@ class RequestTrace:
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """One request (a choice of a call): its state, one of `STATES`, its times and its tokens.
+    """The status of one request (a choice of a call): its state, one of `STATES`, its times, and its numbers of tokens.
 
-    Times of what has not happened are None. `preempted` are the intervals without pages, the last one may be open.
+    Times of future events are None. `preempted` are the intervals without pages; the last interval may be open.
     """
 
     id: str
@@ -124,17 +130,17 @@ class RequestStatus:
     cached_tokens: int = 0
     output_tokens: int = 0
     tenant: str = ""
-    reason: str = ""  # why it ended, or its error
+    reason: str = ""  # finish reason or error
     preempted: tuple[tuple[float, float | None], ...] = ()
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from its arrival to its first token."""
+        """Return the seconds from arrival to the first token."""
         return None if self.first_token is None else self.first_token - self.arrival
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first one; None for less than two."""
+        """Return the seconds per token after the first; None for fewer than two tokens."""
         if self.output_tokens < 2 or self.first_token is None or self.last_token is None:
             return None
         return (self.last_token - self.first_token) / (self.output_tokens - 1)
@@ -145,23 +151,23 @@ class ServerSnapshot:
     """A server's work at `time`, and in the `window` seconds before.
 
     Args:
-        time: on the runner's clock.
+        time: moment on the runner's clock.
         wall_time: the same moment, in seconds since 1970.
-        window: seconds that the latencies, rates and the cache's share are of.
-        model: the name, or names, that the server answers to.
-        uptime: seconds since the server began.
-        requests: how many are in each of `STATES`; those that have ended are counted since the beginning.
-        prompt_tokens_per_second: prompt tokens computed a second, over the last ten seconds.
-        output_tokens_per_second: tokens sampled a second, over the last ten seconds.
-        rates: tokens of each second of the window, oldest first; the last second is under way.
-        ttft: of requests whose first token came in the window.
-        tpot: of requests that finished in the window.
-        pages: of the KV cache.
-        prompt_tokens: of requests whose prefill began in the window.
-        cached_tokens: of these, found in the prefix cache.
-        meters: limits and money, where a gate counts them.
-        recent: the latest requests, in order of arrival; of those that ended only so many.
-        traces: of recent requests, by id, where they were asked for.
+        window: length in seconds of the window of latencies, rates and cache hits.
+        model: the served name or names.
+        uptime: seconds since the server started.
+        requests: number of requests in each of `STATES`; ended requests count since the start.
+        prompt_tokens_per_second: prompt tokens computed per second, over the last ten seconds.
+        output_tokens_per_second: tokens sampled per second, over the last ten seconds.
+        rates: tokens of each second of the window, oldest first; the last second is incomplete.
+        ttft: time to first token of requests with a first token in the window.
+        tpot: time per output token of requests that finished in the window.
+        pages: pages of the KV cache.
+        prompt_tokens: prompt tokens of requests with a prefill that began in the window.
+        cached_tokens: number of these prompt tokens that were found in the prefix cache.
+        meters: limits and money, if a gate counts them.
+        recent: the latest requests, in order of arrival; the number of ended requests is bounded.
+        traces: traces of recent requests by id, if requested.
     """
 
     time: float
@@ -184,7 +190,7 @@ class ServerSnapshot:
 
     @property
     def cache_hit_share(self) -> float | None:
-        """The share of prompt tokens that were found in the prefix cache; None without prompts."""
+        """Return the fraction of prompt tokens that were found in the prefix cache; None without prompts."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,10 +204,10 @@ class ServerSnapshot:
 
     @classmethod
     def from_dict(cls, values: object, source: str = "a snapshot") -> ServerSnapshot:
-        """Make a snapshot of what `to_dict` gave.
+        """Create a snapshot from the result of `to_dict`.
 
         Raises:
-            WorkbenchError: `values` are none; `source` is named.
+            WorkbenchError: for invalid `values`; the message names `source`.
         """
         from pydantic import TypeAdapter, ValidationError
 
@@ -214,7 +220,7 @@ class ServerSnapshot:
 
     @classmethod
     def load(cls, path: str | Path) -> ServerSnapshot:
-        """Read a snapshot that `save` wrote."""
+        """Read a snapshot written by `save`."""
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

@@ -1,6 +1,6 @@
-"""Export a call as an OpenTelemetry span with the GenAI conventions, where the extra `telemetry` is installed.
+"""Export a call as an OpenTelemetry span with the GenAI conventions, if the extra `telemetry` is installed.
 
-The names are "development" there and change: this table is the one place that has them.
+The conventions' names have the status "development" and may change; only this table has them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USED = {
 
 
 class CallSpans:
-    """Spans of calls for the tracer that the process has set up; nothing without OpenTelemetry."""
+    """An exporter of calls as spans of the process's tracer; it does nothing without OpenTelemetry."""
 
     def __init__(self, tracer: Any = None):
         self._tracer = tracer
@@ -42,7 +42,7 @@ class CallSpans:
             self._tracer = trace.get_tracer("workbench.serve")
 
     def export(self, trace: CallTrace) -> None:
-        """Export a call that was settled, with a child span for each phase."""
+        """Export a settled call, with a child span for each phase."""
         if self._tracer is None or trace.outcome is None:
             return
         begin = int(trace.created * 1e9)
@@ -61,7 +61,7 @@ class CallSpans:
 
 
 def attributes_of(trace: CallTrace, operation: str) -> dict[str, Any]:
-    """Return the attributes of a call under the names of the conventions."""
+    """Return the attributes of a call's span, by the names of the GenAI conventions."""
     assert trace.outcome is not None
     call, outcome = trace.call, trace.outcome
     found: dict[str, Any] = {

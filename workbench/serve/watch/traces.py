@@ -1,4 +1,4 @@
-"""Keep traces of the last calls: what each was, its tokens with their times, the scheduler's reasons, its steps."""
+"""Keep traces of the last calls: description, tokens with times, the scheduler's reasons, steps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from workbench.trace.events import (
     Verified,
 )
 
-MAX_EVENTS = 100_000  # of one call: more are counted and not kept
-# Bytes of Python's, about: of a call, an event, an alternative beside a token, and a prompt's token with its text.
+MAX_EVENTS = 100_000  # per call; further events are counted but not kept
+# Approximate bytes in Python: of a call, an event, an alternative of a token, and a prompt token with its text.
 BYTES_PER_CALL, BYTES_PER_EVENT, BYTES_PER_ALTERNATIVE, BYTES_PER_PROMPT_TOKEN = 4_096, 400, 120, 100
 
 
@@ -38,9 +38,9 @@ class CallTrace:
     """The trace of one call.
 
     Attributes:
-        began: on the engine's clock (`time.perf_counter`), in seconds.
-        is_moderated: the gate may have withheld text of the answer, which the events have.
-        failure: why the call failed, in words that only administrators see.
+        began: start in seconds on the engine's clock (`time.perf_counter`).
+        is_moderated: the gate may have withheld text of the answer that the events contain.
+        failure: why the call failed; only administrators see it.
     """
 
     def __init__(self, call: Call):
@@ -62,7 +62,7 @@ class CallTrace:
 
     @property
     def num_bytes(self) -> int:
-        """Return about how many bytes the trace holds."""
+        """Return the approximate size of the trace in bytes."""
         sampling, alternatives = self.call.sampling, self.call.prompt_logprobs
         event = BYTES_PER_EVENT + BYTES_PER_ALTERNATIVE * (sampling.logprobs or 0)
         token = BYTES_PER_PROMPT_TOKEN + (0 if alternatives is None else BYTES_PER_ALTERNATIVE * (alternatives + 1))
@@ -80,7 +80,9 @@ class CallTrace:
         return found
 
     def spans(self) -> dict[str, tuple[float, float]]:
-        """Return the phases that have ended: prepare, queue, prefill, decode; seconds since the call began."""
+        """Return (start, end) by name for each ended phase (prepare, queue, prefill, decode), in seconds after the call
+        began.
+        """
         first = lambda kind: next((event.time for event in self.events if isinstance(event, kind)), None)  # noqa: E731 (short)
         ended = max((event.time for event in self.of_kind(Finished)), default=None)
         admitted = next((e.time for e in self.of_kind(Scheduled) if e.action == "admitted"), None)
@@ -95,8 +97,8 @@ class CallTrace:
     def as_json(self, caller: Caller) -> dict[str, Any]:
         """Return the trace as JSON values for a caller; times are seconds since the call began.
 
-        Of a moderated answer only administrators see the ids and texts of tokens, and of a failure the reason: the
-        engine's words may hold data of other calls.
+        Only administrators see token ids and texts of a moderated answer, and the reason of a failure: the engine's
+        message may hold data of other calls.
         """
         is_admin = ADMIN in caller.scopes
         call, has_text = self.call, not self.is_moderated or is_admin
@@ -127,8 +129,8 @@ class CallTrace:
     def _decision(
         self, event: Scheduled | Preempted | Prefilled | Routed | Moved | HandedOver, is_admin: bool
     ) -> dict[str, Any]:
-        """Return a decision with its reason; of a prefill chunk that is its tokens, of a handover its pages. How a
-        process ended, in its own words, is no client's."""
+        """Return a decision with its reason: for a prefill chunk its tokens, for a handover its pages. A process's own
+        error message is hidden from clients."""
         if isinstance(event, HandedOver):
             reason = f"{event.pages} pages"
         else:
@@ -197,8 +199,8 @@ class TraceStore:
     """The traces of the last calls, by id.
 
     Args:
-        size: the number of traces at most.
-        max_bytes: of all of them, about; the last alone may be larger.
+        size: maximum number of traces.
+        max_bytes: approximate maximum of all traces; the last trace alone may be larger.
     """
 
     def __init__(self, size: int, max_bytes: int = 256 << 20):
@@ -214,13 +216,13 @@ class TraceStore:
         return sum(each.num_bytes for each in self._traces.values())
 
     def trim(self) -> None:
-        """Forget the oldest traces that are too many or too large, after one was added or has grown."""
+        """Drop the oldest traces beyond the limits, after a trace was added or has grown."""
         num_bytes = self.num_bytes
         while len(self._traces) > self._size or (num_bytes > self._max_bytes and len(self._traces) > 1):
             num_bytes -= self._traces.popitem(last=False)[1].num_bytes
 
     def get(self, call_id: str, caller: Caller) -> CallTrace | None:
-        """Return a trace that `caller` may see: that of a call of the same tenant; an administrator sees all."""
+        """Return a trace if `caller` may see it: calls of the same tenant, or all calls for an administrator."""
         trace = self._traces.get(call_id)
         if trace is None or (trace.call.caller.tenant != caller.tenant and ADMIN not in caller.scopes):
             return None
@@ -254,7 +256,7 @@ def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it; what it cannot have as text."""
+    """Return a value in JSON types; other values become text."""
     if isinstance(value, CacheMiss):
         return _plain(value.as_values() | {"text": str(value)})
     if isinstance(value, Mapping):

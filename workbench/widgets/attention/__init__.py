@@ -1,1 +1,1 @@
-"""Attention weights: of texts under way, of arrays; long contexts by tiles on a canvas."""
+"""Show attention weights of generated texts or of arrays; long contexts are drawn in tiles."""

@@ -1,7 +1,7 @@
-"""Attention weights for drawing: their sources behind one protocol, quantized to bytes and cut into tiles on demand.
+"""Read attention weights through one protocol, quantize them to bytes, and cut them into tiles on demand.
 
-A source is a text computed whole, an inspection or plain arrays. Byte 0 marks a key that the query does not see; 1 to
-255 are the square root of the weight. Coarser levels of tiles are maxima of finer ones.
+A source is a text computed whole, an inspection or plain arrays. Byte 0 marks a masked key; 1 to 255 encode the square
+root of the weight. Coarser levels of tiles are maxima of finer ones.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from workbench.errors import WorkbenchError
 
 MaskPredicate = Callable[
     [Any, Any], Any
-]  # positions of queries and keys that broadcast -> whether the query looks there
-TILE_SIDE = 256  # cells of a tile
-TILE_CACHE_BYTES = 64 * 2**20  # bytes of rows kept
+]  # positions of queries and keys, which broadcast -> whether the query attends to the key
+TILE_SIDE = 256  # cells along a tile's side
+TILE_CACHE_BYTES = 64 * 2**20  # bytes of cached rows
 ByteMatrix = np.ndarray  # uint8 [row, column]
-ROWS_PER_STRIP = 256  # rows read at once, of all heads
+ROWS_PER_STRIP = 256  # rows read at once, for all heads
 LAYER_CACHE_BYTES = 128 * 2**20
 
 
 class AttentionSource(Protocol):
-    """Attention weights of some layers. Rows are queries, in the order given; columns all positions of the text."""
+    """A source of attention weights for some layers. Rows are queries at `positions`; columns are all positions of the
+    text."""
 
     @property
     def positions(self) -> Sequence[int]:
-        """Position in the text of each row."""
+        """Return each row's position in the text."""
         ...
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Token ids of all columns; empty where only weights are known."""
+        """Return the token ids of all columns, or nothing if only weights are known."""
         ...
 
     @property
@@ -47,21 +48,23 @@ class AttentionSource(Protocol):
     def num_heads(self, layer: int) -> int: ...
 
     def num_kv_heads(self, layer: int) -> int:
-        """Number of KV heads; query heads that share one are neighbours."""
+        """Return the number of KV heads; query heads that share a KV head are neighbours."""
         ...
 
     def window_and_sinks(self, layer: int) -> tuple[int | None, int]:
-        """Sliding window and number of sink tokens."""
+        """Return the sliding window in tokens (None: no window) and the number of sink tokens."""
         ...
 
     def read(self, layer: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Weights [head, row, column] of rows begin to end and whether they may be other than 0, [row, column] or for
-        each head; columns that no row of these reaches may be left out."""
+        """Return weights [head, row, column] of rows `begin` to `end`, and their mask ([row, column] or with heads).
+
+        Columns beyond the reach of all these rows may be left out."""
         ...
 
 
 class ArrayAttentionSource:
-    """Weights [head, row, column] by layer, of rows at `positions`. Without a `mask` what is 0 is taken as not seen."""
+    """A source of given weights [head, row, column] by layer, for rows at `positions`. Without a mask, a weight of 0
+    counts as masked."""
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class ArrayAttentionSource:
 
 
 class ComputedAttentionSource:
-    """Weights of a `TextAttention`, every position a row; more come as it is extended."""
+    """A source of the weights of a `TextAttention`: every position is a row, and the source grows with the text."""
 
     def __init__(self, text: Any):
         self.text = text
@@ -146,13 +149,13 @@ class ComputedAttentionSource:
 
 
 def source_of_inspection(found: Any, spec: Any) -> ArrayAttentionSource:
-    """An `Inspection` of a request; without a model's `spec` its groups and masks are not known."""
+    """Return the source of a request's `Inspection`; without a model's `spec` its KV heads and masks are unknown."""
     known: dict[str, Any] = {}
     if spec is not None:
         from workbench.model.custom import build_mask
 
         attention = {layer: spec.layers[layer].attention for layer in found.weights}
-        # Heads may have been chosen: which of them share a group is known only where all are there.
+        # An inspection may hold some heads only; the heads that share a KV head are known only if all are there.
         whole = {n: a for n, a in attention.items() if a.num_heads == len(found.weights[n])}
         known = {
             "num_kv_heads": {n: getattr(a, "num_kv_heads", 1) for n, a in whole.items()},
@@ -164,7 +167,7 @@ def source_of_inspection(found: Any, spec: Any) -> ArrayAttentionSource:
 
 
 def mask_cells(mask: MaskPredicate, positions: Sequence[int], columns: int) -> np.ndarray:
-    """The predicate as cells [row, column]; no row sees what comes after it."""
+    """Return a mask as bool [row, column], combined with the causal mask."""
     import torch
 
     query, key = torch.tensor(list(positions), dtype=torch.long)[:, None], torch.arange(columns)[None]
@@ -172,11 +175,11 @@ def mask_cells(mask: MaskPredicate, positions: Sequence[int], columns: int) -> n
 
 
 class TilePyramid:
-    """`read(begin, end)` gives rows of the whole, uint8 [end - begin, columns or fewer]: what is missing is 0.
+    """A byte matrix [rows, columns] that is cut into tiles at several levels of detail.
 
-    At level n a cell is the largest of 2^n x 2^n, so that no peak is lost; tile (level, row, column) is the cells from
-    (row, column) times SIDE on. Rows once read are kept, the last used ones; `grow` says that more have come. Threads
-    may share it.
+    `read_rows(begin, end)` returns uint8 [end - begin, columns or fewer]; missing columns are 0. At level n a cell is
+    the maximum of 2^n x 2^n cells, so that no peak is lost. Tile (level, row, column) begins at the cell (row, column)
+    times `TILE_SIDE`. The rows used last are cached; `grow` extends the matrix. Threads may share a pyramid.
     """
 
     def __init__(
@@ -189,20 +192,20 @@ class TilePyramid:
 
     @property
     def max_level(self) -> int:
-        """The coarsest level: one tile."""
+        """Return the number of the coarsest level, at which the whole matrix is one tile."""
         return max(0, (max(self.rows, self.columns, 1) - 1) // TILE_SIDE).bit_length()
 
     def size(self, level: int) -> tuple[int, int]:
-        """Rows and columns at a level."""
+        """Return the number of rows and columns at a level."""
         return -(-self.rows // 2**level), -(-self.columns // 2**level)
 
     def tile(self, level: int, row: int, column: int) -> ByteMatrix:
-        """Up to SIDE x SIDE cells; empty beyond the edge."""
+        """Return the cells of one tile: up to `TILE_SIDE` x `TILE_SIDE`, fewer at the matrix's edge, none beyond it."""
         with self._lock:
             return self._strip(level, row)[:, column * TILE_SIDE : (column + 1) * TILE_SIDE]
 
     def downsample(self, max_side: int) -> ByteMatrix:
-        """The whole, as fine as it is with no side longer than `most`."""
+        """Return the whole matrix at the finest level with no side longer than `max_side`."""
         with self._lock:
             level = next(n for n in range(64) if max(self.size(n)) <= max_side)
             strips = [self._strip(level, n) for n in range(-(-self.size(level)[0] // TILE_SIDE))]
@@ -214,14 +217,15 @@ class TilePyramid:
             return sum(strip.nbytes for strip in self._strips.values())
 
     def grow(self, rows: int, columns: int) -> None:
-        """Rows were added below, and columns on the right that rows above them do not fill."""
+        """Set a larger size of the matrix. New rows are at the bottom; new columns are on the right, and are 0 in the
+        old rows."""
         with self._lock:
             for level, row in [key for key in self._strips if key[1] >= self.rows // (TILE_SIDE * 2 ** key[0])]:
                 del self._strips[level, row]
             self.rows, self.columns = rows, columns
 
     def _strip(self, level: int, row: int) -> ByteMatrix:
-        """The rows of cells that the tiles (level, row, ...) have: as wide as the level."""
+        """Return the rows of the tiles (level, row, ...), as wide as the level."""
         rows, columns = self.size(level)
         begin, end = row * TILE_SIDE, min(rows, (row + 1) * TILE_SIDE)
         if begin >= end:
@@ -255,12 +259,13 @@ def _pad_columns(cells: ByteMatrix, columns: int) -> ByteMatrix:
 
 
 def quantize_weights(weights: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """Weights of 0 to 1 as uint8. The root, because most weights of a long context are small."""
+    """Return weights between 0 and 1 as uint8, encoding their square root, because most weights of a long context are
+    small."""
     return np.where(visible, 1 + np.rint(254 * np.sqrt(np.clip(weights, 0, 1))), 0).astype(np.uint8)
 
 
 class LayerWeightBytes:
-    """One layer's weights as bytes, read as they are wanted, the rows used last kept. Threads may share it."""
+    """The weights of one layer as bytes, read on demand, with a cache of the latest rows. Threads may share it."""
 
     def __init__(self, source: AttentionSource, layer: int, max_bytes: int = LAYER_CACHE_BYTES):
         self._source, self._layer, self._max_bytes = source, layer, max_bytes
@@ -273,7 +278,7 @@ class LayerWeightBytes:
             return sum(strip.nbytes for strip in self._strips.values())
 
     def rows(self, head: int, begin: int, end: int) -> np.ndarray:
-        """Return bytes [row, column] of rows `begin` to `end`, as wide as the last of them."""
+        """Return bytes [row, column] of a head's rows `begin` to `end`, padded to the widest."""
         parts = []
         with self._lock:
             for number in range(begin // ROWS_PER_STRIP, -(-end // ROWS_PER_STRIP)):
@@ -284,7 +289,7 @@ class LayerWeightBytes:
         return np.concatenate(wide) if wide else np.zeros((0, 0), np.uint8)
 
     def tiles_of_heads(self, heads: tuple[int, ...]) -> TilePyramid:
-        """Return the tiles of some heads, one below the other."""
+        """Return the tiles of some heads, stacked one below the other."""
         source = self._source
 
         def read(begin: int, end: int) -> np.ndarray:
@@ -299,7 +304,7 @@ class LayerWeightBytes:
         return tiles
 
     def _strip(self, number: int, end: int) -> np.ndarray:
-        """One that was read when the text was shorter is read again where rows are missing."""
+        """Return a strip [head, row, column] up to row `end`; read a cached one again if the text has grown since."""
         found = self._strips.get(number)
         rows = min(ROWS_PER_STRIP, len(self._source.positions) - number * ROWS_PER_STRIP)
         if found is None or found.shape[1] < min(ROWS_PER_STRIP, end - number * ROWS_PER_STRIP):

@@ -1,7 +1,6 @@
-"""Draw a layer's heads side by side, banded by KV head, and one weight map of any size with its axes, labels and bounds
-of window and sinks.
+"""Draw a layer's heads side by side, grouped by KV head, and one weight map with axes, labels, window and sinks.
 
-The map is a canvas: tiles of bytes are sent when they come into sight.
+The map is a canvas: its tiles are sent to the browser when they become visible.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from workbench.pixels import data_uri
 from workbench.widgets.attention.data import TILE_SIDE, AttentionSource, TilePyramid
 
 THUMBNAIL_SIDE, GAP, SIDE, MAX_SIDE, LEFT = 60, 8, 460, 640, 92
-WIDTH = 640  # unless another is given
-LETTER = 10  # pixels: font size of what stands at cells
-MAX_NAMED_TOKENS = 64  # tokens at most whose names stand on an axis
+WIDTH = 640  # pixels; default
+LETTER = 10  # font size of labels at cells, in pixels
+MAX_NAMED_TOKENS = 64  # most tokens on an axis with names
 HATCH = (
     '<defs><pattern id="wb-unseen" width="6" height="6" patternUnits="userSpaceOnUse">'
     '<path class="grid" d="M-1 7L7 -1"/></pattern></defs>'
@@ -34,7 +33,7 @@ LINE_MEANINGS = (
     (HEADS_DASH, "the next head's rows"),
 )
 TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
-MAX_STEPPED_ROWS = 128  # rows at most whose edge is drawn step by step
+MAX_STEPPED_ROWS = 128  # most rows of a window's edge that is drawn in steps
 FOLDER = Path(__file__).parent
 
 
@@ -48,7 +47,8 @@ class HeadThumbnail:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """`cells` are all of a map of `rows` x `columns`, reduced or not; names, numbers and `marks` as in HeatMap."""
+    """The data of a weight map with `rows` x `columns` weights; `cells` may have a lower resolution. Names, numbers and
+    `marks` are as in `HeatMap`."""
 
     cells: np.ndarray
     rows: int
@@ -60,7 +60,7 @@ class WeightMap:
 
 
 def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str], width: float = WIDTH) -> tuple[str, float]:
-    """Markup and height: every head as a small map that can be picked, under a bracket for each group."""
+    """Draw every head as a small map that can be picked, under a bracket for each KV head; return markup and height."""
     each, across = THUMBNAIL_SIDE + GAP, max(1, int(width - 8) // (THUMBNAIL_SIDE + GAP))
     parts = [svg.text(4, 14 + 15 * n, line, class_=None if n == 0 else "faint") for n, line in enumerate(caption)]
     top = 15 * len(caption) + 10
@@ -90,7 +90,7 @@ def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str], width: f
 
 
 def draw_legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
-    """Draw the colour scale and those of `marks` that are on the map."""
+    """Draw the colour scale and an entry for each kind of line in `marks`; return markup and height."""
     x, wide = 4.0, 240.0
     bars = [svg.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=svg.cividis_colour(n / 47)) for n in range(48)]
     ticks = [svg.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=LETTER, text_anchor="middle") for t in TICKS[1:]]
@@ -108,7 +108,7 @@ def draw_legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
 
 
 def draw_map(shown: WeightMap, y: float, width: float = WIDTH) -> tuple[str, float]:
-    """The map with its axes; every cell is a token's, or the largest weight of several."""
+    """Draw the map with its axes; a cell is one weight, or the maximum of several. Return markup and height."""
     side = min(MAX_SIDE, width - LEFT - 12)
     cell = min(side / max(shown.columns, 1), 1.5 * SIDE / max(shown.rows, 1), 20.0)
     named = shown.columns <= MAX_NAMED_TOKENS and cell >= LETTER
@@ -135,7 +135,7 @@ def draw_map(shown: WeightMap, y: float, width: float = WIDTH) -> tuple[str, flo
 
 
 def _line(points: Sequence[tuple[float, float]], dash: Sequence[float]) -> str:
-    """Seen on dark and on light."""
+    """Draw a white line with a black border, visible on dark and light cells."""
     label = " ".join(map(str, dash)) or None
     return svg.path(points, stroke_width=2.6, style="stroke:#000", stroke_dasharray=label) + svg.path(
         points, stroke_width=1.2, style="stroke:#fff", stroke_dasharray=label
@@ -160,7 +160,8 @@ def _image(x: float, y: float, width: float, height: float, cells: np.ndarray) -
 
 @dataclass(frozen=True)
 class MapLabels:
-    """Of `heads` of a layer, one below the other; `names` are those of all positions."""
+    """The labels of a weight map of a layer's `heads`, which are stacked one below the other; `names` has one name for
+    each position."""
 
     source: AttentionSource
     layer: int
@@ -179,13 +180,14 @@ class MapLabels:
 
     @property
     def axes(self) -> tuple[list[str], list[int], list[str]]:
-        """Names and positions of rows, names of columns."""
+        """Return the names of the rows, the positions of the rows, and the names of the columns."""
         numbers = list(self.source.positions) * len(self.heads)
         return [self.names[n] for n in numbers], numbers, list(self.names)
 
     @property
     def marks(self) -> list[list[Any]]:
-        """As in HeatMap: bounds of window and sinks, and where one head's rows end and the next one's begin."""
+        """Return the lines over the map, in the form of `HeatMap.marks`: bounds of window and sinks, and borders
+        between stacked heads."""
         (window, sinks), positions = self.source.window_and_sinks(self.layer), self.source.positions
         count, marks = len(positions), []
         consecutive = count > 1 and positions[-1] - positions[0] == count - 1
@@ -202,7 +204,7 @@ class MapLabels:
         return marks
 
     def describe_cell(self, row: int, column: int) -> str:
-        """From, to, weight."""
+        """Return a caption for a cell: its head, query, key and weight."""
         place, at = divmod(row, len(self.source.positions))
         head, position = self.heads[place], self.source.positions[at]
         weights, seen = self.source.read(self.layer, at, at + 1)
@@ -216,15 +218,15 @@ class MapLabels:
 
 
 def _edge(column: int, row: int, count: int) -> list[list[int]]:
-    """The left edge of what `count` rows see, each one column further than the one above: in steps, where one sees
-    them, else straight."""
+    """Return the left edge of a window over `count` rows, each one column further right than the row above; as steps,
+    or as a straight line for many rows."""
     if count > MAX_STEPPED_ROWS:
         return [[column, row], [column + count, row + count]]
     return [[column + n, row + n + end] for n in range(count) for end in (0, 1)]
 
 
 def token_label(token: bytes) -> str:
-    """A token's text in one line, whatever it holds."""
+    """Return a token's text on one line, with symbols in place of white space and unprintable characters."""
     text = token.decode("utf-8", "replace")
     return "".join({" ": "·", "\n": "⏎", "\t": "⇥"}.get(c, c if c.isprintable() else "�") for c in text)
 
@@ -233,11 +235,11 @@ NO_TILES = TilePyramid(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.ui
 
 
 class HeatMap(anywidget.AnyWidget):
-    """Heat map of `tiles`, moved and zoomed with mouse and keyboard.
+    """A widget that shows a heat map of `tiles`, moved and zoomed with mouse and keyboard.
 
-    `marks` are lines over it, each [dash, [x, y], [x, y], ...] in cells; `row_names` and `column_names` are drawn where
-    there is room, else some of `row_numbers` and column numbers. `pointed` is the cell under the pointer or the
-    keyboard's cursor, [row, column] or empty; `describe` returns the caption for it.
+    `marks` are lines over it, each [dash, [x, y], [x, y], ...] in cells. `row_names` and `column_names` are drawn if
+    they fit, else some of `row_numbers` and column numbers. `pointed` is the cell under the pointer or the keyboard's
+    cursor, [row, column] or empty; `tell` returns its caption.
     """
 
     _esm = (FOLDER / "heat_map.js").read_text(encoding="utf-8")
@@ -246,8 +248,8 @@ class HeatMap(anywidget.AnyWidget):
     columns = traitlets.Int(0).tag(sync=True)
     side = traitlets.Int(TILE_SIDE).tag(sync=True)
     top = traitlets.Int(0).tag(sync=True)
-    stamp = traitlets.Int(0).tag(sync=True)  # tiles of another are old
-    frame = traitlets.Int(0).tag(sync=True)  # of another map altogether: it is shown whole again
+    stamp = traitlets.Int(0).tag(sync=True)  # version of the tiles; a tile with another stamp is outdated
+    frame = traitlets.Int(0).tag(sync=True)  # changes with a new map, which is then shown whole
     colours = traitlets.Bytes(b"").tag(sync=True)
     row_names = traitlets.List(traitlets.Unicode()).tag(sync=True)
     row_numbers = traitlets.List(traitlets.Int()).tag(sync=True)
@@ -268,7 +270,8 @@ class HeatMap(anywidget.AnyWidget):
         self.add_class("wb-heatmap")
 
     def show_tiles(self, tiles: TilePyramid, reset_view: bool = True, **traits: Any) -> None:
-        """Show `tiles`, at once with other traits. Not `fresh`: the map that was shown, which has grown or changed."""
+        """Show `tiles` and set other traits in the same update. Without `reset_view`, zoom and position stay, as for a
+        map that has grown."""
         self.tiles = tiles
         with self.hold_sync():
             self.set_trait("rows", tiles.rows)
@@ -288,7 +291,7 @@ class HeatMap(anywidget.AnyWidget):
 
     def _update_caption(self, _: object = None) -> None:
         cell: list[int] | None = None
-        while cell != self.pointed:  # another cell may be pointed at while this one is described by a redraw's thread
+        while cell != self.pointed:  # the pointer may move while a redraw's thread describes this cell
             cell = self.pointed
             inside = len(cell) == 2 and cell[0] < self.rows and cell[1] < self.columns
             self.caption = self.describe(*cell) if inside else ""

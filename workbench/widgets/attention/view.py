@@ -1,6 +1,6 @@
-"""Show attention weights of a layer and head, also of a text that is being generated.
+"""Show the attention weights of a layer and head, also while their text is being generated.
 
-Such a text is computed a second time beside its runner, so that every row's weights can be shown.
+A generated text is computed a second time, outside its runner's cache, so that all rows have weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from workbench.widgets.attention.data import (
     source_of_inspection,
 )
 from workbench.widgets.attention.picture import NO_TILES, HeatMap, MapLabels, token_label
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.single_request import single_request
+from workbench.widgets.view import PictureWidget, button
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
 
-VIEW_CACHE_BYTES = 256 * 2**20  # bytes of all layers that were looked at; the one in sight is kept in any case
+VIEW_CACHE_BYTES = 256 * 2**20  # limit of cached layers; the visible layer is always kept
 STACKED = (("one head", False), ("heads that share keys", True))
 QUANTIZED_NOTE = (
     "keys as they were computed, not as the quantized cache reads them: for that, AttentionView(runner, inspection)"
@@ -38,13 +39,17 @@ EVICTION_NOTE = "every key is there, not only those the eviction keeps: for that
 
 
 class AttentionView(PictureWidget):
-    """Attention weights [row, context] of one layer and head, or of all heads that share keys, stacked.
+    """A view of the attention weights [row, context] of one layer and head, or of all heads of a KV head, stacked.
 
-    `source` is a runner with a `prompt` (text, ids or a Request, continued by `max_tokens` tokens in the background,
-    `sampling` as in `stream`; 0 continues nothing) or with an `Inspection`; an `Inspection` alone; or weights
-    [layer, head, row, context] or {layer: [head, row, context]}, whose rows are the last positions of the context, with
-    `groups` of heads that share keys and the `tokens`' names. The map is sent in tiles when they come into sight; what
-    a query does not look at is hatched, windows and sinks are bounded by lines.
+    `source` is one of:
+
+    - a runner, with a `prompt` (text, ids or a Request) that is continued by `max_tokens` tokens in the background (0:
+      none; `sampling` as in `stream`), or with an `Inspection` as the `prompt`;
+    - an `Inspection`;
+    - weights [layer, head, row, context] or {layer: [head, row, context]} with rows for the last positions of the
+      context; `groups` is the number of KV heads, `tokens` names the positions.
+
+    The map's tiles are sent when they become visible. Masked keys are hatched; lines bound windows and sinks.
     """
 
     engine_fields = ("_follow", "source", "_tokenizer", "_cells", "_tiles")
@@ -76,28 +81,29 @@ class AttentionView(PictureWidget):
         self._check()
         self._cells: dict[int, LayerWeightBytes] = {}
         self._tiles: dict[tuple[int, tuple[int, ...]], TilePyramid] = {}
-        self._stop = ipywidgets.Button(description="stop", tooltip="end the generation")
-        self._last: tuple[int, tuple[int, ...]] | None = None  # what the large map shows
+        self._stop = button(self.stop, "stop", tooltip="end the generation")
+        self._last: tuple[int, tuple[int, ...]] | None = None  # layer and heads of the large map
         self.watch("layer", "head", "stacked", "problem")
-        self.shown.observe(self._picked, ["picked"])
+        self.shown.on_pick(self._picked)
         self.show(self._controls(), below=(self.map,))
         if self._follow is not None:
             self._follow.start(self.throttle.mark)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until the text is generated, or so many seconds: whether it is. The saved picture is then of the whole."""
+        """Wait until the text is generated, at most `seconds`, and save the picture; return whether the text is
+        complete."""
         done = self._follow is None or self._follow.wait(seconds)
         self.throttle.flush()
         self.keep()
         return done
 
     def stop(self) -> None:
-        """End the generation soon."""
+        """Stop the generation within a step or two."""
         if self._follow is not None:
             self._follow.stop()
 
     def weights(self) -> Any:
-        """Return the shown weights: float32 [row, context], or [head, row, context] where heads are stacked."""
+        """Return the shown weights: float32 [row, context], or [head, row, context] for stacked heads."""
         found, _ = self.source.read(self.layer, 0, len(self.source.positions))
         return found[list(self._heads())] if self.stacked else found[self.head]
 
@@ -108,7 +114,7 @@ class AttentionView(PictureWidget):
         self.map.tiles = NO_TILES
 
     def redraw(self) -> None:
-        """The heads as a picture, the large map by its tiles."""
+        """Draw the heads, and send the large map as tiles."""
         self._extend()
         labels, key = self._labels(), (self.layer, self._heads())
         markup, height = self._heading(labels.title)
@@ -122,7 +128,7 @@ class AttentionView(PictureWidget):
         self._trim(key[0])
 
     def picture(self) -> str:
-        """Heads, legend and map."""
+        """Draw heads, legend and map."""
         labels, tiles = self._labels(), self._of(self.layer, self._heads())
         markup, height = self._heading(labels.title)
         shown = drawn.WeightMap(tiles.downsample(256), tiles.rows, tiles.columns, *labels.axes, labels.marks)
@@ -133,8 +139,6 @@ class AttentionView(PictureWidget):
         self, source: Any, prompt: Any, groups: int | None, most: int, sampling: dict[str, Any]
     ) -> AttentionSource:
         if hasattr(source, "model"):
-            if prompt is None:
-                raise WorkbenchError("AttentionView(runner, prompt): a prompt is missing: text, ids or an Inspection")
             if hasattr(prompt, "weights"):
                 return source_of_inspection(prompt, source.model.spec)
             self._follow = GenerationFollower(source, prompt, most, sampling)
@@ -159,16 +163,12 @@ class AttentionView(PictureWidget):
             raise WorkbenchError(f"AttentionView: {count} heads cannot share {groups} groups of keys evenly")
 
     def _controls(self) -> ipywidgets.Widget:
-        layer = ipywidgets.SelectionSlider(options=list(self.source.layers), description="layer")
+        layers = ipywidgets.SelectionSlider(options=list(self.source.layers), description="layer")
         head = ipywidgets.IntSlider(max=self.source.num_heads(self.layer) - 1, description="head")
         stacked = ipywidgets.Dropdown(options=STACKED, description="show")
-        for control, name in ((layer, "layer"), (head, "head"), (stacked, "stacked")):
-            ipywidgets.link((self, name), (control, "value"))
         self.observe(lambda _: setattr(head, "max", self.source.num_heads(self.layer) - 1), ["layer"])
-        if self._follow is None or self._follow.done:
-            return ipywidgets.HBox([layer, head, stacked])
-        self._stop.on_click(lambda _: self.stop())
-        return ipywidgets.HBox([layer, head, stacked, self._stop])
+        controls = [self.linked("layer", layers), self.linked("head", head), self.linked("stacked", stacked)]
+        return ipywidgets.HBox(controls if self._follow is None or self._follow.done else [*controls, self._stop])
 
     def _extend(self) -> None:
         """Extend the text by the tokens generated since the last call."""
@@ -192,15 +192,15 @@ class AttentionView(PictureWidget):
         cells = self._cells.setdefault(layer, LayerWeightBytes(self.source, layer))
         rows, columns = len(heads) * len(self.source.positions), self.source.columns
         tiles = self._tiles.get((layer, heads))
-        if tiles is None or (len(heads) > 1 and tiles.rows != rows):  # stacked rows change places
+        if tiles is None or (len(heads) > 1 and tiles.rows != rows):  # new rows move the rows of stacked heads
             tiles = self._tiles[layer, heads] = cells.tiles_of_heads(heads)
         elif tiles.rows != rows:
             tiles.grow(rows, columns)
         return tiles
 
     def _trim(self, layer: int) -> None:
-        """Layers looked at longest ago are let go where all together are too large; `layer` is the last one drawn."""
-        self._cells[layer] = self._cells.pop(layer)  # another may be chosen meanwhile
+        """Drop the layers drawn longest ago while the cache is too large; `layer` is the one drawn last."""
+        self._cells[layer] = self._cells.pop(layer)  # not `self.layer`, which may have changed meanwhile
         while len(self._cells) > 1 and self._cached_bytes() > VIEW_CACHE_BYTES:
             gone = next(iter(self._cells))
             del self._cells[gone]
@@ -236,13 +236,13 @@ class AttentionView(PictureWidget):
     def _describe_cell(self, row: int, column: int) -> str:
         return self._labels().describe_cell(row, column)
 
-    def _picked(self, change: dict[str, Any]) -> None:
-        self.head = int(str(change["new"]).removeprefix("head "))
+    def _picked(self, key: str) -> None:
+        self.head = int(key.removeprefix("head "))
 
 
 class GenerationFollower:
-    """`prompt` and what `runner` makes of it, at most `most` tokens. `take` computes what has come since: it costs the
-    runner a step's time, between two of its steps."""
+    """A `prompt` that `runner` continues by at most `max_tokens` tokens. `extend` computes the weights of the new
+    tokens between two steps of the runner, and so delays the runner by about a step."""
 
     def __init__(self, runner: Any, prompt: Any, max_tokens: int, sampling: dict[str, Any]):
         from workbench.engine.runner_thread import RunnerThread
@@ -251,20 +251,10 @@ class GenerationFollower:
         from workbench.trace.events import Decoded
 
         self._live, self._decoded = RunnerThread.attach(runner), Decoded
+        defaults = {"max_tokens": max(1, max_tokens)}
+        self._request = single_request("AttentionView", runner, prompt, sampling, defaults, "an Inspection")
         if isinstance(prompt, Request):
-            (self._request,) = runner.make_requests(prompt, sampling)
             max_tokens = max_tokens and self._request.sampling.max_tokens
-        elif isinstance(prompt, str):
-            (self._request,) = runner.make_requests(prompt, {"max_tokens": max(1, max_tokens), **sampling})
-        else:
-            (named,) = runner.make_requests([""], {"max_tokens": max(1, max_tokens), **sampling})
-            self._request = Request(named.request_id, tuple(int(n) for n in prompt), named.sampling)
-        if self._request.invalid_reason or not self._request.prompt_ids:
-            raise WorkbenchError(
-                f"AttentionView: {self._request.invalid_reason or 'the prompt is empty: give text or ids'}"
-            )
-        if self._request.sampling.num_sequences > 1:
-            raise WorkbenchError("AttentionView follows one text: leave out n, best_of and beams")
         quantized = any(spec.keeps_residual for spec in runner.store.specs)
         self.note = QUANTIZED_NOTE if quantized else EVICTION_NOTE if runner.kv_cache.evictor is not None else ""
         self._handle: Any = None
@@ -278,7 +268,7 @@ class GenerationFollower:
         return not self._most or (self._handle is not None and self._handle.done)
 
     def start(self, on_event: Callable[[], None]) -> None:
-        """Have it continued; `mark` is called whenever something came."""
+        """Submit the request; `on_event` is called for each event of the runner."""
         if self._most:
             self._leave = self._live.listen(lambda _: on_event())
             self._handle = self._live.submit(self._request)

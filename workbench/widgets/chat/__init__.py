@@ -1,1 +1,1 @@
-"""A chat with a model or an agent."""
+"""Chat with a model or an agent."""

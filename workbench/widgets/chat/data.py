@@ -1,4 +1,4 @@
-"""Hold a chat: exchanges as a tree of branches, each with what an agent's events showed, and the run in the background.
+"""Represent a chat as a tree of exchanges, each built from an agent's events, and run the agent in the background.
 
 root -- "What is 2 + 2?" -- "And 3 + 3?"      an edited question is a sibling: the same conversation before it,
                          \\- "And 4 + 4?"      so its prompt begins with the same cached tokens
@@ -6,14 +6,13 @@ root -- "What is 2 + 2?" -- "And 3 + 3?"      an edited question is a sibling: t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.agents.agent import Agent
 from workbench.agents.rounds import AgentRun
-from workbench.errors import WorkbenchError, describe_error
+from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 from workbench.trace.agent_events import (
@@ -25,16 +24,16 @@ from workbench.trace.agent_events import (
     RoundFinished,
     RoundStarted,
 )
-from workbench.waiting import wait_and_serve
+from workbench.widgets.job import Job
 
-NO_RESULT = "error: there is no result"  # of a call that nothing carried out
+NO_RESULT = "error: there is no result"  # result of a call to a tool without a function
 
 
 @dataclass(eq=False)
 class ChatPart:
-    """A part of an answer: a thought, a text or a call. `pieces` are its text as it came; of a call, its JSON.
+    """A part of an answer: a thought, a text or a call. `pieces` are its streamed text; for a call, its JSON.
 
-    `name` is empty until a call is complete, and `result` is None until it has one.
+    `name` is empty until the call is complete, and `result` is None until the call has returned.
     """
 
     kind: str
@@ -56,8 +55,8 @@ class ChatPart:
 
 @dataclass(eq=False)
 class Exchange:
-    """A question and all that followed it. `conversation` is the one to go on with: None while it is answered, and
-    where it could not be; `base` is the one before."""
+    """A question and its answer. `base` is the conversation before the question. `conversation` is the one after the
+    answer, None while the model answers, and also if it gave no answer."""
 
     number: int
     question: str
@@ -65,7 +64,7 @@ class Exchange:
     parent: Exchange | None = field(default=None, repr=False)
     parts: list[ChatPart] = field(default_factory=list)
     rounds: list[RoundFinished] = field(default_factory=list)
-    prompt_tokens: int = 0  # of the round under way
+    prompt_tokens: int = 0  # of the present round
     running: bool = False
     stop_reason: str = ""
     error: str = ""
@@ -75,12 +74,13 @@ class Exchange:
 
     @property
     def going_on(self) -> Conversation:
-        """Return the conversation that the next question is added to."""
+        """Return the conversation to which the next question is added."""
         return self.base if self.conversation is None else self.conversation
 
     @property
     def branch(self) -> tuple[int, int]:
-        """Return its place among the branches, from 0, and their number."""
+        """Return the index of this exchange among the branches at its place in the chat, and the number of these
+        branches."""
         siblings = self.parent.children if self.parent is not None else [self]
         return siblings.index(self), len(siblings)
 
@@ -104,7 +104,7 @@ class Exchange:
             case AgentFinished():
                 self.stop_reason, self.error = event.stop_reason, event.error
                 found = event.result.conversation
-                # Without a word of the model's the question was not answered: it is asked anew, not twice.
+                # Drop a question without an answer, so that the next prompt does not hold two questions in a row.
                 self.conversation = None if isinstance(found.turns[-1], UserTurn) else found
 
     def _part(self, kind: str, round: int, index: int) -> ChatPart:
@@ -123,7 +123,7 @@ class Exchange:
 
 
 class ChatTree:
-    """The exchanges of a chat. `path` is the branch that is shown, from the first exchange to the last."""
+    """The exchanges of a chat as a tree. `path` returns the shown branch, from the first exchange to the last."""
 
     def __init__(self, conversation: Conversation):
         first = next((n for n, turn in enumerate(conversation.turns) if isinstance(turn, UserTurn)), None)
@@ -143,11 +143,11 @@ class ChatTree:
 
     @property
     def conversation(self) -> Conversation:
-        """Return the conversation of the branch that is shown."""
+        """Return the conversation of the shown branch."""
         return self.last.going_on
 
     def add(self, question: str, parent: Exchange | None = None) -> Exchange:
-        """Add a question behind `parent`, the last exchange unless given, and show its branch."""
+        """Add a question after `parent` (default: the last exchange), and show its branch."""
         parent = self.last if parent is None else parent
         made = Exchange(len(self.exchanges) + 1, question, parent.going_on, parent)
         parent.children.append(made)
@@ -161,7 +161,7 @@ class ChatTree:
         return self.exchanges[number]
 
     def select(self, number: int, branch: int) -> None:
-        """Show another branch of the exchange `number`: the `branch`-th of its siblings, from 0."""
+        """Show another branch: the sibling of exchange `number` that has the index `branch`."""
         parent = self.get(number).parent
         if parent is not None and 0 <= branch < len(parent.children):
             parent.selected = branch
@@ -193,7 +193,7 @@ class ChatTree:
 
 
 def _exchanges_of(conversation: Conversation) -> list[tuple[str, list[Any]]]:
-    """Return the questions of a conversation, each with the turns that follow it."""
+    """Return the questions of a conversation, each with the turns up to the next question."""
     found: list[tuple[str, list[Any]]] = []
     for turn in conversation.turns:
         if isinstance(turn, UserTurn):
@@ -203,58 +203,23 @@ def _exchanges_of(conversation: Conversation) -> list[tuple[str, list[Any]]]:
     return found
 
 
-class BackgroundAnswer:
-    """An agent's run in a thread of its own. `on_event` is called with each event, `on_end` once at the end.
+def answer_in_background(
+    agent: Agent,
+    conversation: Conversation,
+    on_event: Callable[[AgentEvent], None],
+    on_end: Callable[[str], None],
+) -> Job:
+    """Start an agent's run: `on_event` is called with each event, `on_end` once at the end, with an error or "".
 
-    `stop` ends it within a step or two of the runner, or at once where it waits for a tool.
+    Stopping the job ends the run within a step or two of the runner, or at once if the run waits for a tool.
     """
+    runs: list[AgentRun] = []
 
-    def __init__(
-        self,
-        agent: Agent,
-        conversation: Conversation,
-        on_event: Callable[[AgentEvent], None],
-        on_end: Callable[[str], None],
-    ):
-        self._agent, self._conversation = agent, conversation
-        self._on_event, self._on_end = on_event, on_end
-        self._run: AgentRun | None = None
-        self._lock = threading.RLock()  # a signal may stop what its own thread is just stopping
-        self._stopped, self._done = threading.Event(), threading.Event()
+    def work(job: Job) -> None:
+        runs.append(agent.stream(conversation))
+        if job.stopped:
+            runs[0].stop()
+        for event in runs[0]:
+            on_event(event)
 
-    def start(self) -> None:
-        from workbench.stop_button import register_stoppable
-
-        register_stoppable(self)
-        threading.Thread(target=self._work, name="chat", daemon=True).start()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped.set()
-            if self._run is not None and not self._done.is_set():
-                self._run.stop()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end, or so many seconds; return whether it has ended. The kernel's stop button ends it."""
-        try:
-            return wait_and_serve(self._done.wait, seconds)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-
-    def _work(self) -> None:
-        error = ""
-        try:
-            run = self._agent.stream(self._conversation)
-            with self._lock:
-                self._run = run
-                if self._stopped.is_set():
-                    run.stop()
-            for event in run:
-                self._on_event(event)
-        except Exception as problem:  # shown in the widget: no caller could catch it
-            error = describe_error(problem)
-        try:
-            self._on_end(error)
-        finally:
-            self._done.set()
+    return Job(work, lambda job: on_end(job.error), lambda: [run.stop() for run in runs], "chat").start()

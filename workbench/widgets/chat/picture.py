@@ -1,4 +1,4 @@
-"""Draw a chat: questions with branches, answers with folded thoughts, calls of tools, and the cost of each round."""
+"""Draw a chat: questions with branches, answers with folded thoughts, tool calls, and the cost of each round."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from html import escape
 
 from workbench import svg
 from workbench.display import truncate_text
-from workbench.svg import format_seconds
 from workbench.trace.agent_events import RoundFinished
+from workbench.units import format_seconds
 from workbench.widgets.chat.data import ChatPart, Exchange
 
-MAX_INLINE = 120  # characters of arguments or a result that are shown without a fold
-MAX_RESULT = 20_000
+MAX_INLINE = 120  # most characters of arguments or a result without a fold
+MAX_RESULT = 20_000  # most characters of a result
 CACHED_TIP = "the part of the prompt that was cached: whole pages of tokens, the same from the first one on"
 BORDER = "var(--jp-border-color2,rgba(128,128,128,.35))"
 MONO = "var(--jp-code-font-family,ui-monospace,monospace)"
@@ -59,7 +59,7 @@ STYLE = (
 
 
 def draw_chat(path: Sequence[Exchange], editing: int = 0, busy: bool = False) -> str:
-    """Draw the exchanges of a branch; nothing of them can be changed while the model is `busy`."""
+    """Draw the exchanges of a branch; their buttons are disabled while the model is `busy`."""
     parts = [draw_exchange(each, editing, busy) for each in path]
     if not parts:
         parts = [svg.tag("div", "Write a message below. Enter sends it.", class_="wb-empty")]
@@ -80,7 +80,7 @@ def draw_exchange(exchange: Exchange, editing: int = 0, busy: bool = False) -> s
 
 
 def region(exchange: Exchange, place: int) -> str:
-    """Return the name of the region that grows with a part's pieces."""
+    """Return the name of the region of markup to which the pieces of an answer's part are added as they stream."""
     return f"p{exchange.number}.{place}"
 
 
@@ -137,7 +137,7 @@ def _thought(exchange: Exchange, part: ChatPart, name: str) -> str:
 
 
 def _call(part: ChatPart, name: str, running: bool) -> str:
-    if not part.is_complete:  # its JSON as it comes
+    if not part.is_complete:  # the JSON so far
         return svg.tag(
             "div", svg.tag("code", *(_pieces(part) or [""]), data_grows=name), class_="wb-call", aria_label="a call"
         )
@@ -183,7 +183,7 @@ def _ends(exchange: Exchange) -> Iterator[str]:
 
 
 def _costs(exchange: Exchange) -> Iterator[str]:
-    """Draw what each round cost: the prompt's tokens by where they came from, the time to the first, the output."""
+    """Draw the cost of each round: cached and computed prompt tokens, TTFT, and output tokens."""
     several = len(exchange.rounds) > 1
     for each in exchange.rounds:
         share = 100 * each.cached_tokens / max(1, each.prompt_tokens)
@@ -203,7 +203,7 @@ def _output(each: RoundFinished) -> str:
 
 
 def draw_about(rows: Sequence[tuple[str, str]]) -> str:
-    """Draw what the chat is with: names and values."""
+    """Draw a table of facts about the model, its tools and the context, given as (name, value)."""
     cells = (
         svg.tag("div", svg.tag("small", escape(name)), svg.tag("span", escape(truncate_text(value, 200))))
         for name, value in rows

@@ -1,4 +1,4 @@
-"""Show a conversation with a model or an agent, as it streams, with its branches and what each turn costs."""
+"""Show a streaming conversation with a model or an agent, with its branches and the cost of each round."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from workbench.agents.agent import Agent, agent
 from workbench.errors import WorkbenchError
 from workbench.prompt.conversation import Conversation
 from workbench.trace.agent_events import AgentEvent
-from workbench.widgets.chat.data import NO_RESULT, BackgroundAnswer, ChatTree, Exchange
+from workbench.widgets.chat.data import NO_RESULT, ChatTree, Exchange, answer_in_background
 from workbench.widgets.chat.picture import draw_about, draw_chat, draw_piece_of_text, region
+from workbench.widgets.job import Job
 from workbench.widgets.view import GrowingPicture, PictureWidget
 
 HERE = Path(__file__).parent
-SETTINGS = {"max_tokens": 256}  # of a chat's answers, unless others are given
+SETTINGS = {"max_tokens": 256}  # default settings of a runner's answers
 
 
 class Composer(anywidget.AnyWidget):
-    """The field for a message, with its buttons; it sends what was written or pressed."""
+    """The input field for a message, with its buttons; it passes on messages and button presses."""
 
     _esm = (HERE / "composer.js").read_text(encoding="utf-8")
     _css = (HERE / "composer.css").read_text(encoding="utf-8")
@@ -36,18 +37,18 @@ class Composer(anywidget.AnyWidget):
 
 
 class Chat(PictureWidget):
-    """A chat: answers as they stream, thoughts folded, calls of tools with results, and what each round cost.
+    """A view of a chat with streaming answers, folded thoughts, tool calls with results, and the cost of each round.
 
-    `model` is a runner, with `tools`, a `system` prompt and the settings of `workbench.agent`; or an agent that has
-    its own. `conversation` is one to go on with. Enter sends; Escape stops, and so does the kernel's stop button, also
-    while a tool hangs. A message that is edited, or answered again, begins a branch on the cached prefix before it; ‹
-    and › go from branch to branch. `conversation` is that of the branch that is shown, `last` its last exchange.
+    `model` is a runner, with `tools`, a `system` prompt and the settings of `workbench.agent`, or an agent, which has
+    its own. The chat continues a given `conversation`. Enter sends a message; Escape and the kernel's stop button stop
+    an answer, also while a tool hangs. An edited message, or a repeated answer, begins a branch on the cached prefix; ‹
+    and › switch branches. The attribute `conversation` is the shown branch's, `last` its last exchange.
     """
 
     engine_fields = ("agent", "_answering")
     running = traitlets.Bool(False)
 
-    _answering: BackgroundAnswer | None = None
+    _answering: Job | None = None
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Chat(PictureWidget):
 
     @property
     def conversation(self) -> Conversation:
-        """Return the conversation of the branch that is shown, up to its last answer."""
+        """Return the conversation of the shown branch, up to its last answer."""
         with self._changing:
             return self.tree.conversation
 
@@ -97,24 +98,25 @@ class Chat(PictureWidget):
         return path[-1] if path else None
 
     def send(self, text: str) -> None:
-        """Ask a question behind what is shown, in the background; a question that is being edited begins a branch."""
+        """Ask a question after the shown exchanges, in the background. While a message is edited, the question replaces
+        it as a new branch."""
         if self._editing:
             self.edit(self._editing, text)
         else:
             self._ask(text, None)
 
     def edit(self, number: int, text: str) -> None:
-        """Ask something else in place of message `number`, as a branch."""
+        """Ask `text` in place of message `number`, as a new branch."""
         self._ask(text, self.tree.get(number).parent)
 
     def again(self, number: int) -> None:
-        """Answer message `number` again, as a branch: with a seed of its own, another draw where the
-        temperature is not 0."""
+        """Answer message `number` again as a new branch, with another seed: a new sample unless the temperature is
+        0."""
         found = self.tree.get(number)
         self._ask(found.question, found.parent, found.branch[1])
 
     def select(self, number: int, branch: int) -> None:
-        """Show branch `branch`, counted from 0, of message `number`."""
+        """Show the branch of message `number` that has the index `branch`."""
         with self._changing:
             if not self.running:
                 self.tree.select(number, branch)
@@ -122,12 +124,12 @@ class Chat(PictureWidget):
         self.throttle.mark()
 
     def stop(self) -> None:
-        """End the answer under way; what has come stays."""
+        """Stop the present answer; its text so far stays."""
         if self._answering is not None:
             self._answering.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the answer is complete, or so many seconds; return whether it is."""
+        """Wait until the answer is complete, at most `seconds`; return whether it is."""
         return self._answering is None or self._answering.wait(seconds)
 
     def picture(self) -> str:
@@ -154,28 +156,27 @@ class Chat(PictureWidget):
         super().close()
 
     def _ask(self, text: str, parent: Exchange | None, new_seeds: int = 0) -> None:
-        """Ask a question behind `parent`; `new_seeds` is added to the seed that its answer is drawn with."""
+        """Ask a question after `parent`, the last exchange if None; `new_seeds` is added to the sampling seed."""
         text = text.strip()
         with self._changing:
             if self.running or not text:
                 return
             made = self.tree.add(text, parent)
             base = made.base
-            for call in base.unanswered_calls:  # of a tool without a function: the conversation goes on all the same
+            for call in base.unanswered_calls:  # calls to tools without a function must not block the conversation
                 base = base.result(NO_RESULT, call)
             self._end_edit()
             made.running = self.running = self.composer.running = True
-            self._answering = BackgroundAnswer(
+            self._answering = answer_in_background(
                 self._drawing(new_seeds),
                 base.user(text),
                 lambda event: self._on_event(made, event),
                 lambda error: self._on_end(made, error),
             )
-        self._answering.start()
         self.throttle.mark()
 
     def _drawing(self, new_seeds: int) -> Agent:
-        """Return the agent with another seed; itself where none is added."""
+        """Return a copy of the agent with `new_seeds` added to its seed, or the agent itself for 0."""
         if not new_seeds:
             return self.agent
         other, sampling = copy(self.agent), self.agent.sampling
@@ -259,7 +260,7 @@ class Chat(PictureWidget):
 
 
 def _signature(exchange: Exchange) -> tuple[Any, ...]:
-    """Return what of an exchange is drawn, but for the pieces, which grow."""
+    """Return everything drawn of an exchange except its growing pieces; a change requires a full redraw."""
     parts = tuple((part.kind, part.is_complete, part.name, part.result is None) for part in exchange.parts)
     ends = exchange.running, exchange.stop_reason, exchange.error, exchange.branch, len(exchange.rounds)
     return (exchange.number, parts, ends, exchange.prompt_tokens)

@@ -1,1 +1,1 @@
-"""The ledger of claims, with a button that measures."""
+"""Show the ledger of claims, with a button that measures a claim."""

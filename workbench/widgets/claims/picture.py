@@ -1,4 +1,4 @@
-"""Draw the ledger of claims: one line a claim, and all details of the chosen one."""
+"""Draw the ledger of claims: one line for each claim, and the details of the chosen claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench import svg
 from workbench.claims import tables
 from workbench.display import Table
 
-# A verdict has a sign and a word beside its colour.
+# A verdict's sign and colour; the sign makes it readable without colour.
 VERDICT_SIGNS = {
     "holds": ("✓", "#009e73"), "holds-with-limits": ("≈", "#e69f00"), "refuted": ("✗", "#d55e00"),
     "not-testable-here": ("–", "#808080"), "not run yet": ("?", "#808080"), "no test": ("○", "#808080"),
@@ -25,8 +25,14 @@ STYLE = (
 
 
 def draw_ledger(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
-    """`rows` are those of `ledger.tables.listing`, `chosen` is `ledger.tables.detail` of one; `running` is what the
-    experiment behind it has said so far."""
+    """Draw the ledger.
+
+    Args:
+        rows: rows of `tables.claim_rows`.
+        counted: line with the number of claims by verdict.
+        chosen: `tables.claim_detail` of the chosen claim, or None.
+        running: progress of the claim's experiment, or "".
+    """
     lines = [_line(row, index, chosen) for index, row in enumerate(rows)]
     head = "<tr><th>verdict</th><th>claim</th><th>statement</th></tr>"
     parts = [STYLE, f"<p>{escape(counted)}</p>"]
@@ -40,7 +46,7 @@ def draw_ledger(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping
 
 def _line(row: Mapping[str, Any], index: int, chosen: Mapping[str, Any] | None) -> str:
     picked = chosen is not None and chosen["claim"] == row["claim"]
-    first = picked or (chosen is None and index == 0)  # one stop for the tabulator key; arrows go on from there
+    first = picked or (chosen is None and index == 0)  # the tabulator key stops once; arrow keys move from there
     return (
         f'<tr data-key="{escape(row["claim"])}" tabindex="{0 if first else -1}" aria-selected="{str(picked).lower()}" '
         f'data-tip="{svg.escape_attribute(row["reason"])}"><td>{draw_verdict(row["verdict"])}</td><td>{escape(row["claim"])}</td>'

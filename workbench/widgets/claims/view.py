@@ -1,4 +1,4 @@
-"""Show the ledger of claims: statements, verdicts found here, and a button that measures one again."""
+"""Show the ledger of claims: statements, verdicts, and a button that measures a claim again."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from workbench.claims.registry import CLAIMS_FOLDER, load_claims
 from workbench.errors import WorkbenchError, nearest
 from workbench.widgets.claims import picture as claims_picture
 from workbench.widgets.command_process import CommandProcess
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.view import PictureWidget, button
 
 ALL_VERDICTS = "every verdict"
 NUM_SUGGESTIONS = 8
 
 
 class Claims(PictureWidget):
-    """The claims in `folder` (the workbench's own unless given) with verdicts and evidence; `claim` is the one whose
-    details are shown, `verdict` and `words` choose which are listed. `measure()` runs the experiment behind it in a
-    process of its own: quick by itself, which writes nothing, or whole, which writes record and ledger."""
+    """A view of the claims in `folder` (default: the workbench's own) with verdicts and evidence.
+
+    `claim` is the chosen claim, shown with details; `verdict` and `words` filter the list. `measure()` runs the
+    claim's experiment in a process: a quick one that writes nothing, or with `whole` one that writes record and
+    ledger."""
 
     claim = traitlets.Unicode()
     verdict = traitlets.Unicode(ALL_VERDICTS)
@@ -43,7 +45,7 @@ class Claims(PictureWidget):
         self.read()
         self.claim = claim
         self.watch("claim", "verdict", "words")
-        self.shown.observe(lambda change: setattr(self, "claim", change["new"]), "picked")
+        self.shown.on_pick(lambda claim: self.set_trait("claim", claim))
         self.show(*self._controls())
 
     @traitlets.validate("claim")
@@ -55,14 +57,14 @@ class Claims(PictureWidget):
 
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
-        """Those that are listed now, as `ledger.tables.listing` has them."""
+        """Return the listed claims, as rows of `tables.claim_rows`."""
         verdict = None if self.verdict == ALL_VERDICTS else self.verdict
         words = self.words.lower().replace(",", " ").split()
         found = tables.claim_rows(self._claims, self._ledger, verdict)
         return [row for row in found if all(w in f"{row['claim']} {row['statement']}".lower() for w in words)]
 
     def read(self) -> None:
-        """The ledger as it lies there now."""
+        """Read the present ledger from its file."""
         self._ledger = read_ledger(self._folder / LEDGER_FILE)
         self._records = RecordFolder(self._folder.parent / "records", self._folder.parent)
 
@@ -72,11 +74,15 @@ class Claims(PictureWidget):
         return claims_picture.draw_ledger(rows, tables.count_verdicts(list(rows)), chosen, self._running())
 
     def measure(self) -> CommandProcess:
-        """Run what is behind `claim`; `wait()` of the job waits for it."""
+        """Run the experiment of `claim`; return its process, which has `wait()`.
+
+        Raises:
+            WorkbenchError: no claim is chosen, or another one is being measured.
+        """
         if not self.claim:
             raise WorkbenchError("choose a claim first: claims.claim = 'kv-gqa', or a click on its line")
         if self._job is not None and self._job.returncode is None:
-            raise WorkbenchError("one is being measured; wait for it or stop it")
+            raise WorkbenchError("a claim is being measured; wait for it or stop it")
         words = ["claims", "run", self.claim, "--json", "--folder", str(self._folder)]
         self._found = ""
         self._job = CommandProcess([*words, *([] if self.whole else ["--quick"])], self._on_job_change)
@@ -113,15 +119,12 @@ class Claims(PictureWidget):
         words = ipywidgets.Combobox(description="words", options=offered, continuous_update=True)
         words.placeholder = f"such as {offered[0]}" if offered else ""
         whole = ipywidgets.Checkbox(description="whole (writes record and ledger)", indent=False)
-        for control, name in ((verdict, "verdict"), (words, "words"), (whole, "whole")):
-            traitlets.link((control, "value"), (self, name))
-        self._run = ipywidgets.Button(description="measure again", icon="play")
-        self._stop = ipywidgets.Button(description="stop", icon="stop", disabled=True)
-        self._run.on_click(lambda _: self.measure())
-        self._stop.on_click(lambda _: self.stop())
+        self._run = button(self.measure, "measure again", icon="play")
+        self._stop = button(self.stop, "stop", icon="stop", disabled=True)
         self.observe(lambda _: self._buttons(), "claim")
         self._buttons()
-        return ipywidgets.HBox([verdict, words]), ipywidgets.HBox([self._run, self._stop, whole])
+        choice = ipywidgets.HBox([self.linked("verdict", verdict), self.linked("words", words)])
+        return choice, ipywidgets.HBox([self._run, self._stop, self.linked("whole", whole)])
 
     def _buttons(self) -> None:
         if not hasattr(self, "_stop"):
@@ -131,13 +134,13 @@ class Claims(PictureWidget):
 
 
 def suggested_words(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the words that most names of claims have; each finds at least one of `rows`."""
+    """Return the most frequent words in the names of `rows`, as suggestions for the filter."""
     counted = Counter(word for row in rows for word in set(re.findall(r"[a-z]{4,}", row["claim"].lower())))
     return tuple(word for word, _ in counted.most_common(NUM_SUGGESTIONS))
 
 
 def _outcome(job: CommandProcess) -> str:
-    """Summarize what a finished job found, one line a claim."""
+    """Return the verdicts and errors of a finished job, one line for each claim."""
     try:
         found = json.loads(job.stdout)
     except ValueError:

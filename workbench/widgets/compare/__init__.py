@@ -1,1 +1,1 @@
-"""Records side by side."""
+"""Compare records side by side."""

@@ -1,4 +1,4 @@
-"""The compared runs as a table of figures, in an order that a reader chooses, and as lines over a swept setting."""
+"""Arrange compared runs as a sortable table of figures, and as lines over a swept setting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from workbench.display import Table
+from workbench.figures.lines import Series
 from workbench.runs.compared_run import SEED
 from workbench.runs.comparison import Comparison, ComparisonRow, RepeatedRuns
 from workbench.runs.measures import unit
@@ -17,7 +18,7 @@ SETTING = "setting"  # the key of the column of labels
 
 @dataclass(frozen=True)
 class FigureColumn:
-    """One column: the measure itself, in `unit`, or with `ratio` its ratio to the baseline's."""
+    """One column of the table: a measure in its `unit`, or with `ratio` the measure's ratio to the baseline's value."""
 
     measure: str
     ratio: bool = False
@@ -32,23 +33,24 @@ class FigureColumn:
 
     @property
     def heading(self) -> str:
-        """The name with its unit, as in `ttft_s_p50 [s]`."""
+        """Return the column's key with its unit, as in `ttft_s_p50 [s]`."""
         return f"{self.key} [{self.unit}]" if self.unit else self.key
 
 
 @dataclass(frozen=True)
 class FigureRow:
-    """One variant: its label, and a figure for each column; None where it is missing."""
+    """One row of the table: a variant's label, and a figure for each column, None if missing."""
 
     label: str
     figures: tuple[float | None, ...]
-    compared: tuple[ComparisonRow | None, ...] = ()  # for each column; None of the baseline
+    compared: tuple[ComparisonRow | None, ...] = ()  # for each column; None for the baseline
     is_baseline: bool = False
 
 
 @dataclass(frozen=True)
 class FigureTable:
-    """Variants by measures, the baseline first: absolute values, with the ratio beside each."""
+    """The table of variants by measures, the baseline first; each measure has a column of values, followed by one of
+    ratios."""
 
     baseline: str
     columns: tuple[FigureColumn, ...]
@@ -76,8 +78,8 @@ class FigureTable:
         return (SETTING, *(column.key for column in self.columns))
 
     def sorted(self, key: str, descending: bool = False) -> FigureTable:
-        """Sort by a column; what is equal stays in its order, and what is missing comes last either way. The rows stay
-        as they are where no column has that key."""
+        """Return the table sorted by the column `key`, stably, with missing figures last; unsorted for an unknown
+        key."""
         if key not in self.keys():
             return self
         place = self.keys().index(key) - 1
@@ -88,26 +90,19 @@ class FigureTable:
         return replace(self, rows=rows)
 
     def csv(self) -> str:
-        """Return CSV in full precision with units in its head; a missing figure is an empty cell."""
+        """Return the table as CSV in full precision, with units in the headings and empty cells for missing figures."""
         headings = [SETTING, *(column.heading for column in self.columns)]
         return Table("", [[row.label, *row.figures] for row in self.rows], headings).csv()
 
 
-@dataclass(frozen=True)
-class SweepLine:
-    """One series of a figure over the swept setting, by rising x: the other settings are the same all along it."""
-
-    label: str
-    points: tuple[tuple[float, float], ...]
-
-
 def known(value: float | None) -> float | None:
-    """Return a figure; None for one that is not a finite number."""
+    """Return a figure unchanged, or None if it is not a finite number."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def swept_settings(groups: Sequence[RepeatedRuns]) -> tuple[str, ...]:
-    """Return the numeric settings that differ between the groups, those with the most values first."""
+    """Return the numeric settings that differ between the groups, except seeds; the one with most values comes
+    first."""
     values: dict[str, set[float]] = {}
     for group in groups:
         for name, value in group.runs[0].settings.items():
@@ -117,10 +112,11 @@ def swept_settings(groups: Sequence[RepeatedRuns]) -> tuple[str, ...]:
     return tuple(sorted(swept, key=lambda name: -len(values[name])))
 
 
-def sweep_lines(groups: Sequence[RepeatedRuns], swept: str, measure: str) -> tuple[SweepLine, ...]:
-    """Return the lines of a measure over a swept setting, one for each combination of the other settings that differ.
+def sweep_lines(groups: Sequence[RepeatedRuns], swept: str, measure: str) -> tuple[Series, ...]:
+    """Return the lines of a measure over the setting `swept`, one line for each combination of the other settings that
+    differ.
 
-    A group without the setting or the measure is in no line.
+    Groups without the setting or the measure are left out.
     """
     other = [name for name in _differing(groups) if name != swept]
     series: dict[str, list[tuple[float, float]]] = {}
@@ -130,7 +126,7 @@ def sweep_lines(groups: Sequence[RepeatedRuns], swept: str, measure: str) -> tup
             mine = _all_settings(group)
             label = " ".join(f"{name}={mine[name]}" for name in other if name in mine)
             series.setdefault(label, []).append((float(x), y))
-    return tuple(SweepLine(label, tuple(sorted(points))) for label, points in series.items())
+    return tuple(Series(label, tuple(sorted(points))) for label, points in series.items())
 
 
 def _differing(groups: Sequence[RepeatedRuns]) -> list[str]:

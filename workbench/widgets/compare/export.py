@@ -1,4 +1,5 @@
-"""Buttons that save what is shown as a file: the kernel makes CSV and SVG, the browser the PNG and the download."""
+"""Save a widget's content as a file: the kernel makes CSV, JSON and SVG; the browser makes PNG, and downloads the
+file."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from workbench.errors import describe_error
 
 
 class ExportButtons(anywidget.AnyWidget):
-    """A button for each of `makers`: `csv` makes the file's text, `png` an SVG that the browser turns into pixels.
+    """Buttons that save files, one for each of `makers`: functions that return the file's text, or for `png` an SVG to
+    be rendered.
 
-    `name` is the files' name without its ending. An error of a maker is shown beside the buttons.
+    `name` is the files' name without suffix. An error of a maker is shown next to the buttons.
     """
 
     _esm = (Path(__file__).parent / "export_buttons.js").read_text(encoding="utf-8")
@@ -27,7 +29,7 @@ class ExportButtons(anywidget.AnyWidget):
         self.on_msg(lambda _, message, __: self.send({**self.file(message["kind"]), "view": message.get("view")}))
 
     def file(self, kind: str) -> dict[str, Any]:
-        """Return the message that the browser makes a file of."""
+        """Return the message with a file's name and content, or with its error."""
         try:
             return {"kind": kind, "name": f"{self._name}.{kind}", "content": self._makers[kind]()}
         except Exception as error:

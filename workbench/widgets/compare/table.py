@@ -1,4 +1,4 @@
-"""Draw the compared runs as a table: for a reader who sorts it, and as a picture of its own to be saved."""
+"""Draw the compared runs as a sortable HTML table, and as an SVG to be saved."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STYLE = (
 )
 ARROWS = {"ascending": " ▲", "descending": " ▼", "none": ""}
 ROW_HEIGHT, MARGIN, COLUMN_WIDTH = 22, 10, 110
-BOLD_WIDTH = 7.4  # pixels of a letter of a heading
+BOLD_WIDTH = 7.4  # pixels of a bold letter
 
 
 def draw_table(table: FigureTable, sort_by: str = "", descending: bool = False, note: str = "") -> str:
-    """Heads are buttons with keys `sort:COLUMN`; the one that sorts says so to a screen reader."""
+    """Draw the table as HTML; its column heads are buttons with keys `sort:COLUMN`, with `aria-sort`."""
     order = {sort_by: "descending" if descending else "ascending"}
     shown = table.sorted(sort_by, descending)
     heads = [_head(SETTING, SETTING, "", order), *(_head(c.key, c.key, c.unit, order) for c in table.columns)]
@@ -65,7 +65,7 @@ def format_figure(column: FigureColumn, value: float) -> str:
 
 
 def draw_table_image(table: FigureTable, width: float = svg.PICTURE_WIDTH) -> str:
-    """The same figures as SVG: what a saved picture of the table shows. It is as wide as its columns need."""
+    """Draw the table as SVG, at least `width` pixels wide and as wide as its columns need."""
     left = min(480.0, max(BOLD_WIDTH * (len(row.label) + 11) for row in table.rows) + 2 * MARGIN)
     widths = [max(COLUMN_WIDTH, BOLD_WIDTH * len(column.heading) + 2 * MARGIN) for column in table.columns]
     whole = max(width, left + sum(widths) + MARGIN)

@@ -1,4 +1,4 @@
-"""Compare records with a chosen baseline, or by any two of their measures."""
+"""Compare records with a chosen baseline, or with each other by two measures."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ import traitlets
 
 from workbench import svg
 from workbench.errors import WorkbenchError
+from workbench.figures.figure import Figure
+from workbench.reports.comparison_charts import front_figure, lines_figure, ratio_figure
 from workbench.runs.compared_run import find_compared_runs
 from workbench.runs.comparison import Comparison, compare
 from workbench.runs.measures import direction
-from workbench.widgets.compare import picture as compare_picture
 from workbench.widgets.compare.data import FigureTable, sweep_lines, swept_settings
 from workbench.widgets.compare.export import ExportButtons
-from workbench.widgets.compare.lines import draw_lines
 from workbench.widgets.compare.table import draw_table, draw_table_image
 from workbench.widgets.view import PictureWidget
 
 LAYOUTS = ("ratios", "table", "lines", "two measures")
+BESIDE_RATIOS, BESIDE_PLOT = 300, 90  # pixels for labels next to a plot
 
 
 class Compare(PictureWidget):
-    """Any number of `runs` (Records, run folders, sweeps, records that are files, each whole or `PATH:VARIANT`).
+    """A view that compares `runs` with a baseline: Records, run folders, sweeps or record files, each whole or as
+    `PATH:VARIANT`.
 
-    Labels show only the settings that differ. Against `baseline` (the first unless given) stand differences and ratios
-    with confidence intervals where something was repeated; `x` and `y` are the measures of the plot of two. A click on
-    a column's head sorts the table by it (`sort_by`, `descending`); `lines` are over `swept`, a numeric setting.
-    Buttons save the table as CSV in full precision, and what is shown as PNG. `force` takes times of a busy machine
-    too. `comparison` is the value that is drawn (`workbench.runs.Comparison`), `figures` its table.
+    Labels show only the settings that differ. Ratios to `baseline` (default: the first run) have confidence intervals
+    if runs were repeated. `x` and `y` are the measures of the layout `two measures`; `swept` is the numeric setting on
+    the axis of the layout `lines`. A click on a column's head sorts the table (`sort_by`, `descending`). Buttons save
+    the table as CSV in full precision, and the present layout as PNG. `force` accepts times of a busy machine.
+    `comparison` is the drawn `workbench.runs.Comparison`, `figures` its table.
     """
 
     baseline = traitlets.Unicode()
     shown_as = traitlets.Enum(LAYOUTS, default_value=LAYOUTS[0])
-    measures = traitlets.Tuple()  # those shown; all that a comparison shows unasked, where none is named
+    measures = traitlets.Tuple()  # names of the shown measures; empty: the comparison's default
     x = traitlets.Unicode()
     y = traitlets.Unicode()
-    sort_by = traitlets.Unicode()  # the key of a column of the table; empty: in the order of the runs
+    sort_by = traitlets.Unicode()  # key of a table column; empty: order of the runs
     descending = traitlets.Bool(False)
-    swept = traitlets.Unicode()  # the setting below the lines
+    swept = traitlets.Unicode()  # setting on the x axis of the lines
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Compare(PictureWidget):
         self.baseline = _chosen(baseline, self._names)
         self.comparison = self._compared(measures)
         first, *others = (_known(group) for group in self.comparison.groups)
-        known = sorted(first & set.union(*others))  # what a run may be compared by, where others lack it too
+        known = sorted(first & set.union(*others))  # measures of the first run and at least one other
         default_measures = list(dict.fromkeys(row.measure for row in self.comparison.rows))
         plotted = [name for name in (*default_measures, *known) if direction(name)]
         self.measures = tuple(measures)
@@ -79,37 +81,40 @@ class Compare(PictureWidget):
         if self.shown_as == "table":
             return draw_table(self.figures, self.sort_by, self.descending, self.comparison.table().note)
         try:
-            return self._drawing()
+            return svg.html(self.figure().svg(in_page=True))
         except WorkbenchError as error:
             return svg.html(f'<p role="alert">{html.escape(str(error))}</p>')
 
     @property
     def figures(self) -> FigureTable:
-        """The table of the compared runs, as it is sorted."""
+        """Return the table of the compared runs, sorted by `sort_by`."""
         return FigureTable.from_comparison(self.comparison).sorted(self.sort_by, self.descending)
 
     def csv(self) -> str:
-        """Return the table as CSV: full precision, units in the head, an empty cell for a missing figure."""
+        """Return the table as CSV: full precision, units in the headings, empty cells for missing figures."""
         return self.figures.csv()
 
-    def _drawing(self) -> str:
-        """Draw the present layout as SVG. Raises WorkbenchError where it cannot be drawn."""
+    def figure(self) -> Figure:
+        """Return the shown chart. Raises WorkbenchError if the table is shown, or if there is nothing to draw."""
         if self._problem:
             raise WorkbenchError(self._problem)
-        if self.shown_as == "table":
-            return draw_table_image(self.figures)
         if self.shown_as == "ratios":
-            return compare_picture.draw_ratios(self.comparison, width=self.width)
+            return ratio_figure(self.comparison, width=self.width - BESIDE_RATIOS)
         if self.shown_as == "two measures":
-            return compare_picture.draw_pareto(self.comparison, self.x, self.y, self.width)
+            return front_figure(self.comparison, self.x, self.y, self.width - BESIDE_PLOT)
+        if self.shown_as == "table":
+            raise WorkbenchError("a table is no chart; show ratios, lines or two measures")
         if not self.swept:
             raise WorkbenchError("no numeric setting differs between these runs: there is nothing to draw lines over")
         measures = dict.fromkeys(row.measure for row in self.comparison.rows)
         lines = {name: sweep_lines(self.comparison.groups, self.swept, name) for name in measures}
-        return draw_lines(lines, self.swept, self.width)
+        return lines_figure(lines, self.swept, self.width)
+
+    def _image(self) -> str:
+        return draw_table_image(self.figures) if self.shown_as == "table" else self.figure().svg()
 
     def _pick(self, key: str) -> None:
-        """Sort by a column whose head was picked: rising, then falling, then in the order of the runs."""
+        """Sort by the picked column: first ascending, then descending, then in the order of the runs."""
         if key.startswith("sort:"):
             column = key.removeprefix("sort:")
             if self.sort_by != column:
@@ -142,13 +147,10 @@ class Compare(PictureWidget):
         )
         x = ipywidgets.Dropdown(options=_with(plotted, self.x), description="across")
         y = ipywidgets.Dropdown(options=_with(plotted, self.y), description="up")
-        for control, name in ((baseline, "baseline"), (shown_as, "shown_as"), (x, "x"), (y, "y")):
-            traitlets.link((self, name), (control, "value"))
         traitlets.dlink((measures, "value"), (self, "measures"))
         swept = ipywidgets.Dropdown(options=self._swept or [""], description="over", layout=wide)
-        traitlets.link((self, "swept"), (swept, "value"))
-        self._export = ExportButtons("comparison", csv=self.csv, png=self._drawing)
-        both = ipywidgets.HBox([x, y])
+        self._export = ExportButtons("comparison", csv=self.csv, png=self._image)
+        both = ipywidgets.HBox([self.linked("x", x), self.linked("y", y)])
 
         def fit(_: object = None) -> None:
             plot = self.shown_as == "two measures"
@@ -157,22 +159,27 @@ class Compare(PictureWidget):
 
         self.observe(fit, "shown_as")
         fit()
-        return ipywidgets.HBox([baseline, shown_as]), measures, both, swept
+        first = ipywidgets.HBox([self.linked("baseline", baseline), self.linked("shown_as", shown_as)])
+        return first, measures, both, self.linked("swept", swept)
 
 
 def _named(run: Any) -> list[str]:
-    """`run` as paths of single runs and variants, as `compare` takes them."""
+    """Return the single runs and variants of `run` as `PATH` or `PATH:VARIANT`, for `compare`."""
     path = str(getattr(run, "path", run))
     return [f"{item.path}:{item.variant}" if item.variant else item.path for item in find_compared_runs(path)]
 
 
 def _chosen(baseline: str | None, names: Sequence[str]) -> str:
-    """The one of `names` that `baseline` is, or ends; the first where nothing is asked."""
+    """Return the one of `names` that equals `baseline` or ends with it; the first for None.
+
+    Raises:
+        WorkbenchError: no name matches, or several do.
+    """
     if baseline is None:
         return names[0]
     found = [name for name in names if name == baseline or name.endswith((f"/{baseline}", f":{baseline}"))]
     if len(found) != 1:
-        raise WorkbenchError(f"baseline {baseline!r}: is {len(found)} of these runs; choose one of {', '.join(names)}")
+        raise WorkbenchError(f"baseline {baseline!r}: matches {len(found)} runs; choose one of {', '.join(names)}")
     return found[0]
 
 

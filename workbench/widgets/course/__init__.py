@@ -1,1 +1,1 @@
-"""The course: its notebooks with questions, aims and minutes, and projector mode."""
+"""Show the course: its notebooks with questions, aims and minutes, and projector mode."""

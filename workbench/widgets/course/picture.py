@@ -1,4 +1,4 @@
-"""Draw the course as a table: every notebook with its minutes, its questions and what one can do afterwards."""
+"""Draw the course as a table: every notebook with its minutes, questions and learning aims."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from urllib.parse import quote
 from workbench import svg
 from workbench.lab.course import CourseNotebook
 
-# JupyterLab's own rules for tables of an output are undone by longer selectors. Where there is little room (a narrow
-# window, a projector) a row becomes a paragraph.
+# Long selectors override JupyterLab's own rules for tables in outputs. In a narrow container (a small window, a
+# projector) a row becomes a paragraph.
 STYLE = (
     "<style>.wb-pic .wb-course-table{container-type:inline-size;font-size:13px;line-height:1.45}"
     ".wb-pic .wb-course-table table{border-collapse:collapse;width:100%;table-layout:auto;margin:0;font-size:inherit}"
@@ -28,7 +28,7 @@ STYLE = (
 
 
 def draw_course(course: Sequence[CourseNotebook], folder: str = "") -> str:
-    """Return the table as HTML; `folder` is where the notebooks lie, seen from the page that shows it."""
+    """Return the table as HTML; `folder` is the notebooks' folder, relative to the page."""
     heads = (
         "<tr><th scope='col'>notebook</th><th scope='col' class='minutes'>minutes</th>"
         "<th scope='col'>it answers</th><th scope='col'>afterwards you can</th></tr>"
@@ -38,7 +38,7 @@ def draw_course(course: Sequence[CourseNotebook], folder: str = "") -> str:
 
 
 def total(course: Sequence[CourseNotebook]) -> str:
-    """Return how many notebooks there are, and their minutes in all."""
+    """Return a text with the number of notebooks and the sum of their minutes."""
     hours, minutes = divmod(sum(notebook.minutes for notebook in course), 60)
     time = f"{hours} hours and {minutes} minutes" if minutes else f"{hours} hours"
     return f"{len(course)} notebooks, {time} in all."

@@ -1,4 +1,4 @@
-"""Projector mode: larger letters and pictures, code dimmed to one line, strong contrast, in every open notebook."""
+"""Switch projector mode in all open notebooks: larger letters and pictures, one dimmed line of code, high contrast."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ HERE = Path(__file__).parent
 
 
 class ProjectorSwitch(anywidget.AnyWidget):
-    """A button that switches projector mode; `on` sets it when shown, None leaves the page as it is."""
+    """A button that switches projector mode. `on` sets the mode at the moment when the button is shown; None leaves it
+    unchanged."""
 
     _esm = (HERE / "projector.js").read_text(encoding="utf-8")
-    rules = traitlets.Unicode().tag(sync=True)  # stays with the page when the notebook that has the switch is closed
+    rules = traitlets.Unicode().tag(sync=True)  # CSS that stays in the page when the switch's notebook is closed
     on = traitlets.Bool(None, allow_none=True).tag(sync=True)
 
     def __init__(self, on: bool | None = None):
         super().__init__(on=on, rules=(HERE / "projector.css").read_text(encoding="utf-8"))
-
-
-def projector(on: bool = True) -> ProjectorSwitch:
-    """Return a switch that turns projector mode on (or off) as soon as a cell shows it."""
-    return ProjectorSwitch(on)

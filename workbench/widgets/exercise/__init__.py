@@ -1,1 +1,1 @@
-"""Exercises: a question whose answer is computed and checked in the notebook."""
+"""Ask questions in a notebook and check the answers against computed ones."""

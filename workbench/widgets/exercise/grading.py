@@ -1,4 +1,4 @@
-"""Read an answer as it was typed, compare it with the one that was computed, and write either in its unit."""
+"""Parse a typed answer, compare it with the computed one, and format both in their unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 
 NUMBER = re.compile(r"([-+−]?)(\d{1,3}(?:,\d{3})+|[\d_]*)(\.\d*)?(e[-+]?\d{1,3})?", re.I)
-# Units that convert into one another; the first of each factor is how it is written.
+# Families of units that convert into one another, with their factors.
 UNITS = (
     {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9, "min": 60.0},
     {"bytes": 1.0, "byte": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
@@ -22,9 +22,9 @@ UNITS = (
 
 @dataclass(frozen=True)
 class ComputedAnswer:
-    """The right answer as it was computed: a number with its unit and tolerance, or one of several choices.
+    """The computed answer: a number with its unit and tolerance, or one of several choices.
 
-    `tolerance` is the largest relative error that counts as right; 0 wants the number itself.
+    `tolerance` is the largest relative error that counts as right; 0 requires the exact number.
     """
 
     value: Any
@@ -40,14 +40,14 @@ class ComputedAnswer:
             raise WorkbenchError(f"the answer {self.value!r} is no number; give `choices`, or compute a number")
 
     def accepts(self, given: str) -> bool:
-        """Compare with an answer as it was typed. Raises WorkbenchError where that is no number in this unit."""
+        """Return whether a typed answer is right. Raises WorkbenchError if it is not a number in this unit."""
         if self.choices:
             return given == str(self.value)
         found, right = parse_number(given, self.unit), float(self.value)
         return math.isclose(found, right, rel_tol=max(self.tolerance, 1e-12), abs_tol=1e-12 * (right == 0))
 
     def __str__(self) -> str:
-        """Return the answer with as many digits as its tolerance wants, and its unit."""
+        """Return the answer with the digits that its tolerance requires, and its unit."""
         if self.choices:
             return str(self.value)
         digits = 17 if self.tolerance < 1e-12 else max(3, 1 + math.ceil(-math.log10(self.tolerance)))
@@ -58,12 +58,12 @@ class ComputedAnswer:
 
 
 def parse_number(text: str, unit: str = "") -> float:
-    """Return a number as it was typed, in `unit`: `1,632`, `2.5e3`, `3 KiB` for bytes, `20 ms` for seconds.
+    """Return a typed number converted to `unit`: `1,632`, `2.5e3`, `3 KiB` for bytes, `20 ms` for seconds.
 
-    Without a unit of its own it is taken in `unit`.
+    A number without a unit is taken to be in `unit`.
 
     Raises:
-        WorkbenchError: it is no number, or its unit is another kind's.
+        WorkbenchError: the text is not a number, or its unit does not convert into `unit`.
     """
     match = NUMBER.match(text.strip())
     sign, whole, fraction, power = match.groups() if match else ("", "", None, None)
@@ -76,7 +76,7 @@ def parse_number(text: str, unit: str = "") -> float:
 
 
 def wanted(choices: Sequence[str], unit: str) -> str:
-    """Return the words that ask for an answer where none was given."""
+    """Return the message that is shown when an answer is empty: what to choose or type."""
     return "Choose one of the answers first." if choices else f"Type a number{_in(unit)} first."
 
 

@@ -1,4 +1,4 @@
-"""Draw an exercise: its question and what came of each try, as a saved or printed notebook shows it."""
+"""Draw an exercise, its question and feedback, for a saved or printed notebook."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RIGHT, WRONG = ("✓", "Right", "#007a59"), ("✗", "Not yet", "#c04a00")
 
 @dataclass(frozen=True)
 class Feedback:
-    """Everything that an exercise says at present; empty texts are not shown."""
+    """The feedback that an exercise shows at present; empty texts are not shown."""
 
-    tries: tuple[tuple[str, bool], ...] = ()  # each answer as it was given, and whether it was right
-    problem: str = ""  # why the last answer was not counted
+    tries: tuple[tuple[str, bool], ...] = ()  # each answer and whether it was right
+    problem: str = ""  # why the last answer does not count as a try
     hint: str = ""
     solution: str = ""
     because: str = ""
@@ -50,7 +50,7 @@ def draw_feedback(feedback: Feedback) -> str:
 
 
 def draw_exercise(question: str, choices: Sequence[str], unit: str, feedback: Feedback) -> str:
-    """Return the whole exercise: the question, its choices, and the feedback as it stands."""
+    """Return the whole exercise as HTML: question, choices and feedback."""
     parts = [f'<p style="white-space:pre-wrap"><b>{escape(question)}</b></p>'] if question else []
     given = feedback.tries[-1][0] if feedback.tries else None
     if choices:

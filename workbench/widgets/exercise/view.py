@@ -1,4 +1,4 @@
-"""Ask a question and check its answer against one that is computed in the notebook."""
+"""Ask a question and check the reader's answer against a computed one."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from workbench.widgets.exercise.picture import Feedback
 from workbench.widgets.view import PictureWidget
 
 HERE = Path(__file__).parent
-MAX_TRIES = 2  # after so many wrong ones the solution is shown
-_ASKED: WeakSet[Exercise] = WeakSet()  # by this kernel
+MAX_TRIES = 2  # wrong answers until the solution is shown
+_ASKED: WeakSet[Exercise] = WeakSet()  # exercises of this kernel
 
 
 class ExerciseForm(anywidget.AnyWidget):
-    """The question with its field or choices and buttons, and a region that a screen reader reads when it changes."""
+    """The form of an exercise: its question with a field or choices, its buttons, and a region that screen readers
+    announce on changes."""
 
     _esm = (HERE / "exercise.js").read_text(encoding="utf-8")
     _css = (HERE / "exercise.css").read_text(encoding="utf-8")
     question = traitlets.Unicode().tag(sync=True)
     choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
     unit = traitlets.Unicode().tag(sync=True)
-    draft = traitlets.Unicode().tag(sync=True)  # the answer as it is typed or chosen, not yet checked
+    draft = traitlets.Unicode().tag(sync=True)  # the typed or chosen answer before its check
     feedback = traitlets.Unicode().tag(sync=True)
     has_hint = traitlets.Bool(False).tag(sync=True)
     prediction = traitlets.Bool(False).tag(sync=True)
-    closed = traitlets.Bool(False).tag(sync=True)  # right, or the solution is shown
+    closed = traitlets.Bool(False).tag(sync=True)  # whether the answer was right or the solution is shown
 
 
 class Exercise(PictureWidget):
     """A question whose answer is checked: a number, one of several `choices`, or a `prediction`.
 
     Args:
-        question: in words; without it a text above asks, which is read before anything is run.
+        question: text of the question; leave it empty if the text above the cell asks it.
         answer: the right answer, or a function without arguments that computes it when an answer is checked.
-        choices: texts of which one is right; without them a number is asked for.
-        unit: of the number; answers in units that convert into it are taken too (`3 KiB` for bytes).
+        choices: texts of the choices, one of them right; without choices the answer is a number.
+        unit: unit of the number; answers in convertible units are accepted (`3 KiB` for bytes).
         tolerance: the largest relative error that counts as right.
-        hint: shown on demand.
-        because: the reason, shown with the right answer; or a function that makes it of the computed answer.
-        prediction: one try only; the computed answer is shown beside it.
+        hint: text shown on demand.
+        because: the reason, shown with the right answer; or a function that returns it for the computed answer.
+        prediction: whether there is one try only, followed by the computed answer.
 
-    A wrong answer can be tried again; after the second the solution is shown. `check`, `show_hint`, `show_solution` and
-    `reset` are the buttons.
+    After two wrong answers the solution is shown. `check`, `show_hint`, `show_solution` and `reset` are the buttons'
+    methods.
     """
 
     def __init__(
@@ -73,18 +74,18 @@ class Exercise(PictureWidget):
             question=question, choices=names, unit=unit, has_hint=bool(hint), prediction=prediction
         )
         if not callable(answer):
-            self._compute()  # an answer that cannot be right raises here
+            self._compute()  # raises here for an invalid answer
         self.form.on_msg(lambda _, content, __: self._press(content))
         self.show(self.form)
         _ASKED.add(self)
 
     @property
     def right(self) -> bool:
-        """Return True when the last answer was right."""
+        """Return whether the last answer was right."""
         return self.feedback.right
 
     def check(self, given: Any) -> bool:
-        """Check an answer and show what came of it; return whether it was right."""
+        """Check an answer and show the feedback; return whether it was right."""
         given = str(given).strip()
         self.form.draft = given
         if self.form.closed:
@@ -110,14 +111,14 @@ class Exercise(PictureWidget):
         self._say(tries=self.feedback.tries, hint=self._hint)
 
     def show_solution(self) -> None:
-        """Show the computed answer and its reason; the exercise is closed then."""
+        """Show the computed answer and its reason, and close the exercise."""
         try:
             self._close(self._compute(), self.feedback.tries)
         except Exception as error:  # of the reader's cells: anything can be in them
             self._say(tries=self.feedback.tries, hint=self.feedback.hint, problem=_problem(error))
 
     def reset(self) -> None:
-        """Ask once more, as if nothing had been answered."""
+        """Ask again, without the previous answers."""
         self.form.draft, self.form.closed = "", False
         self._say()
 
@@ -163,7 +164,7 @@ class Exercise(PictureWidget):
 
 
 def unanswerable() -> list[str]:
-    """Return a line for each exercise of this kernel whose answer cannot be computed; nothing that is shown changes."""
+    """Return a line with the error for each exercise in this kernel whose answer or reason cannot be computed."""
     found = []
     for exercise in list(_ASKED):
         try:

@@ -1,1 +1,1 @@
-"""A fleet at work: replicas with their samples and pages, where requests went and why, pages between two pools."""
+"""Show a fleet: replicas with their samples and pages, routing decisions with reasons, pages between two pools."""

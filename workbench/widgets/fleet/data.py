@@ -1,7 +1,7 @@
-"""Make the state of a fleet from its events: where each sample is, the pages of each replica, where requests went.
+"""Compute the state of a fleet from its events: the place of each sample, each replica's pages, routing decisions.
 
-A sample is in one place: at the front, at a replica, on its way between two, or ended. The same events come from a
-cluster, from two pools, from a simulated fleet and from a record of any of them.
+A sample is in one place: at the front, at a replica, in flight between two replicas, or ended. A cluster, two pools, a
+simulated fleet and a record of any of them emit the same events.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from workbench.memory.report import format_bytes
 from workbench.request import FinishReason
-from workbench.svg import format_seconds
 from workbench.trace.events import (
     Decoded,
     Event,
@@ -27,30 +25,31 @@ from workbench.trace.events import (
     Stepped,
     Submitted,
 )
+from workbench.units import format_bytes, format_seconds
 
-KEPT_NEWS = 200  # of routings, moves and handovers: those that were last
-KEPT_ENDED = 200  # samples
+KEPT_NEWS = 200  # last routings, moves and handovers that are kept
+KEPT_ENDED = 200  # last ended samples that are kept
 FRONT, REPLICA, IN_FLIGHT, ENDED = "front", "replica", "in flight", "ended"
-HOLDING = ("serves", "leaves")  # states of a replica that has its samples; those of others are to go elsewhere
+HOLDING = ("serves", "leaves")  # states in which a replica keeps its samples; in others they return to the front
 News = Routed | Moved | HandedOver
 Key = tuple[str, int]  # request id, sample
 
 
 @dataclass(frozen=True)
 class FleetSample:
-    """A sample of a request: its place, and what was done for it so far.
+    """A sample of a request: its place and its progress.
 
     Args:
-        request_id: of its request.
-        number: which of the request's samples.
+        request_id: id of its request.
+        number: index of the sample in its request.
         place: front, replica, in flight (its pages are between two replicas), or ended.
-        replica: where it is, or in flight where it goes; 0 where that is not known.
-        source: in flight, where it comes from.
-        phase: waiting, prefill or decode; of an ended one the reason.
-        prompt_tokens: of its request.
-        output_tokens: that were emitted.
-        pages: that are in flight.
-        moves: how many replicas it had to leave.
+        replica: number of its replica, or in flight of its target; 0 if unknown.
+        source: number of the replica that it left, while in flight.
+        phase: waiting, prefill or decode; for an ended sample the reason.
+        prompt_tokens: prompt tokens of its request.
+        output_tokens: emitted tokens.
+        pages: pages in flight.
+        moves: number of replicas that it had to leave.
     """
 
     request_id: str
@@ -75,15 +74,15 @@ class FleetSample:
 
 @dataclass(frozen=True)
 class FleetMember:
-    """A replica as its fleet knows it, beside the events.
+    """The data of a replica that a fleet reports by itself, not in events.
 
     Args:
-        number: of the replica.
-        role: prefill or decode, of a pool; otherwise a variant's name or nothing.
+        number: number of the replica.
+        role: prefill or decode in pools; else a variant's name or "".
         state: serves, starts, leaves, ...
-        pages: in all; None where that is not known.
-        used: pages that sequences hold, where the fleet knows it better than the last step.
-        idle: pages of the prefix cache alone, likewise.
+        pages: total number of pages; None if unknown.
+        used: pages held by sequences; None: take the number from the replica's last step.
+        idle: pages held by the prefix cache alone; None: take the number from the replica's last step.
     """
 
     number: int
@@ -95,7 +94,7 @@ class FleetMember:
 
 
 class PagesOnTheWay(NamedTuple):
-    """Pages of a sample between two replicas; `replica` is 0 while none takes them."""
+    """The pages of a sample that are in transfer between two replicas; `replica` is 0 before a target is chosen."""
 
     key: Key
     source: int
@@ -105,7 +104,7 @@ class PagesOnTheWay(NamedTuple):
 
 @dataclass(frozen=True)
 class FleetReplica:
-    """A replica: its samples, and its pages by the last step. `free` is None where their number is not known."""
+    """A replica with its samples, and its pages after its last step. `free` is None if the total is unknown."""
 
     number: int
     role: str = ""
@@ -124,7 +123,8 @@ class FleetReplica:
 
 @dataclass(frozen=True)
 class FleetState:
-    """A fleet at `time`, in seconds on the events' clock; `began` is its first event's. News are the last ones."""
+    """The state of a fleet at `time`, in seconds on the events' clock; `began` is the time of its first event. `news`
+    holds the latest routings, moves and handovers."""
 
     time: float = 0.0
     began: float = 0.0
@@ -140,7 +140,7 @@ class FleetState:
 
     @property
     def samples(self) -> Iterator[FleetSample]:
-        """Yield all samples that are kept, each once."""
+        """Yield all samples that are still kept, each once."""
         yield from self.waiting
         for each in self.replicas:
             yield from each.samples
@@ -149,11 +149,11 @@ class FleetState:
 
 
 class FleetBook:
-    """The book of a fleet, from its events in order."""
+    """A fleet's state that is updated by each of its events, in order."""
 
     def __init__(self) -> None:
         self.time = self.began = 0.0
-        self._samples: dict[Key, FleetSample] = {}  # that have not ended
+        self._samples: dict[Key, FleetSample] = {}  # samples that have not ended
         self._ended: deque[FleetSample] = deque(maxlen=KEPT_ENDED)
         self._num_ended: dict[str, int] = {}
         self._replicas: dict[int, FleetReplica] = {}
@@ -162,7 +162,7 @@ class FleetBook:
         self._is_empty = True
 
     def take(self, event: Event) -> None:
-        """Take the next event."""
+        """Update the state by the next event."""
         if self._is_empty:
             self.began, self._is_empty = event.time, False
         self.time = max(self.time, event.time)
@@ -179,12 +179,12 @@ class FleetBook:
     def state(
         self, members: Iterable[FleetMember] | None = None, in_flight: Iterable[PagesOnTheWay] = ()
     ) -> FleetState:
-        """Return the state now.
+        """Return the present state as a value.
 
         Args:
-            members: the replicas that there are; others that events named are lost, and their samples wait at the
-                front. None: only the events are known.
-            in_flight: samples whose pages are between two replicas.
+            members: the existing replicas; any other replica of the events is lost, and its samples wait at the front.
+                None: take the replicas from the events.
+            in_flight: pages between two replicas, by sample.
         """
         replicas = dict(self._replicas)
         if members is not None:
@@ -195,6 +195,10 @@ class FleetBook:
         replicas = {number: each if each.state in HOLDING else replace(each, used=0, idle=0, free=None)
                     for number, each in replicas.items()}  # fmt: skip
         on_the_way = {each.key: each for each in in_flight}
+        for way in on_the_way.values():
+            for number, role in ((way.source, "prefill"), (way.replica, "decode")):
+                if number in replicas and not replicas[number].role:
+                    replicas[number] = replace(replicas[number], role=role)
         placed = [self._placed(each, replicas, on_the_way.get(each.key)) for each in self._samples.values()]
         held = {number: [each for each in placed if each.place == REPLICA and each.replica == number]
                 for number in replicas}  # fmt: skip
@@ -274,8 +278,8 @@ class FleetBook:
 
 
 def state_at(events: Sequence[Event], time: float, members: Iterable[FleetMember] | None = None) -> FleetState:
-    """Return the state of a recorded fleet at `time`: after all events up to then, with the pages that a later handover
-    says were on their way."""
+    """Return the state of a recorded fleet at `time`: after all events up to then, with the pages of handovers that
+    were under way."""
     book, ways = FleetBook(), {}
     for event in events:
         if event.time <= time:
@@ -296,7 +300,7 @@ def _with_member(replica: FleetReplica, member: FleetMember) -> FleetReplica:
 
 
 def summarize(state: FleetState) -> str:
-    """Return the state as a sentence, which is read in place of the picture."""
+    """Return the state in one sentence, for the heading of the picture."""
     states: dict[str, int] = {}
     for each in state.replicas:
         states[each.state] = states.get(each.state, 0) + 1
@@ -316,7 +320,8 @@ def count_of(number: int, noun: str) -> str:
 
 
 def news_line(event: News, began: float) -> str:
-    """Return a routing, a move or a handover in one line."""
+    """Return a line of text that describes a routing, a move or a handover. `began` is the time of the fleet's first
+    event."""
     name = f"{event.request_id}#{event.sample}" if event.sample else event.request_id
     begin = f"{format_seconds(max(0.0, event.time - began))}  {name}"
     match event:

@@ -1,7 +1,7 @@
-"""Draw a fleet: the front, replicas with their samples and pages, pages between pools, and below where requests went.
+"""Draw a fleet: the front, replicas with their samples and pages, pages between pools, and the latest routings.
 
-Cards flow: beside each other where there is room, one below the other on a phone. Border and pattern of a mark repeat
-what its colour says.
+Cards flow: side by side if they fit, one below the other on a phone. A mark's border and pattern show its phase in
+addition to its colour.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from html import escape
 
 from workbench import svg
 from workbench.display import truncate_text
-from workbench.memory.report import format_bytes
-from workbench.svg import format_seconds
 from workbench.trace.events import Routed
+from workbench.units import format_bytes, format_seconds
 from workbench.widgets.fleet.data import FleetReplica, FleetSample, FleetState, News, count_of, news_line, summarize
 
-MAX_SAMPLES = 12  # of a card; more are a number
-MAX_NEWS = 10  # lines
+MAX_SAMPLES = 12  # samples on a card; the others are counted
+MAX_NEWS = 10  # lines of routings, moves and handovers
 MAX_NAME_LETTERS = 22
-BAR_WIDTH, BAR_HEIGHT = 240.0, 14.0
+BAR_HEIGHT = 14.0
 PHASES = {"waiting": "qu", "prefill": "pf", "decode": "de"}
 STYLE = (
     ".wb-fl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,260px),1fr));gap:8px;margin:6px 8px;"
@@ -40,7 +39,8 @@ STYLE = (
     ".wb-fl .ended{border-color:transparent;opacity:.7}.wb-pic .on{outline:2px solid #d55e00;outline-offset:1px}"
     ".wb-pic .us{fill:#0072b2;fill-opacity:.8}"
     ".wb-pic .id{fill:#0072b2;fill-opacity:.22;stroke:#0072b2;stroke-dasharray:2 2}"
-    ".wb-pic .em{fill:none;stroke:currentColor;stroke-opacity:.45}.wb-pic .b{font-weight:600}"
+    ".wb-fl .pages{display:block;width:100%;outline:1px solid rgba(128,128,128,.7)}.wb-fl .unknown{outline:0}"
+    ".wb-pic .b{font-weight:600}"
     ".wb-pic .wb-news{font-size:12px;margin:4px 8px 8px;padding:0;list-style:none}"
     ".wb-pic .wb-news li{padding:1px 0;overflow-wrap:anywhere}.wb-pic .wb-news li.own{font-weight:600}"
     ".wb-pic .wb-options{margin:4px 8px;border-collapse:collapse;font-size:12px}.wb-pic .wb-options td,"
@@ -51,7 +51,7 @@ STYLE = (
 
 
 def draw_fleet(state: FleetState, chosen: str = "", title: str = "") -> str:
-    """Draw a fleet; below it the latest news, and of the `chosen` sample (by its name) all that is kept."""
+    """Draw a fleet, then the latest routings, moves and handovers, then the path of the sample named `chosen`."""
     samples = {each.name: each for each in state.samples}
     drawn = _drawn(state)
     stop = chosen if chosen in drawn else next(iter(drawn), "")
@@ -82,7 +82,7 @@ def draw_fleet(state: FleetState, chosen: str = "", title: str = "") -> str:
 
 
 def _drawn(state: FleetState) -> list[str]:
-    """Return the names of the samples that have a box of their own."""
+    """Return the names of the samples that are drawn."""
     groups = (state.waiting, *(each.samples for each in state.replicas), state.in_flight, _last_ended(state))
     return [each.name for group in groups for each in group[:MAX_SAMPLES]]
 
@@ -107,7 +107,7 @@ def _head(state: FleetState, title: str) -> str:
 
 
 def _front(state: FleetState, chosen: str, stop: str) -> str:
-    """Draw the front: samples that wait there, and how many ended."""
+    """Draw the front: its waiting samples, the number of ended samples by reason, and the last ended ones."""
     ended = ", ".join(f"{count:,} {reason}" for reason, count in sorted(state.num_ended.items())) or "none"
     return svg.tag(
         "div", svg.tag("h4", "front"), _chips(state.waiting, chosen, stop, "no sample waits"),
@@ -119,7 +119,7 @@ def _front(state: FleetState, chosen: str, stop: str) -> str:
 def _card(replica: FleetReplica, chosen: str, stop: str, most: int) -> str:
     name = f"replica {replica.number}" if replica.number else "engine"
     about = " · ".join(filter(None, (replica.role, replica.state, count_of(len(replica.samples), "sample"))))
-    done = f"{replica.steps:,} steps, {replica.output_tokens:,} tokens"
+    done = f"{count_of(replica.steps, 'step')}, {count_of(replica.output_tokens, 'token')}"
     head = svg.tag("div", svg.tag("h4", name), svg.tag("span", escape(about), class_="faint"), class_="head")
     return svg.tag(
         "div", head, _pages(replica, most), _chips(replica.samples, chosen, stop, "no sample"),
@@ -129,18 +129,20 @@ def _card(replica: FleetReplica, chosen: str, stop: str, most: int) -> str:
 
 
 def _pages(replica: FleetReplica, most: int) -> str:
-    """Draw a bar of pages: in use, idle, and free where it is known how many there are."""
+    """Draw a bar of pages in use and idle pages, framed by all pages where their number is known; else the replica with
+    the most fills it."""
     whole = replica.pages or max(most, 1)
-    words = f"pages: {replica.used:,} in use, {replica.idle:,} idle"
-    words += f", {replica.free:,} free" if replica.free is not None else ""
-    x, parts = 0.5, []
+    words = f"{replica.used:,} in use, {replica.idle:,} idle"
+    words = f"pages after its last step: {words}" if replica.free is None else f"pages: {words}, {replica.free:,} free"
+    x, parts = 0.0, list[str]()
     for count, css in ((replica.used, "us"), (replica.idle, "id")):
-        wide = (BAR_WIDTH - 1) * min(1.0, count / whole)
+        wide = 100 * min(1.0, count / whole)
         if count:
-            parts.append(svg.rect(x, 1, wide, BAR_HEIGHT - 2, class_=css))
+            parts.append(svg.tag("rect", x=f"{x:g}%", y=1, width=f"{wide:g}%", height=BAR_HEIGHT - 2, class_=css))
         x += wide
-    parts.append(svg.rect(0.5, 0.5, BAR_WIDTH - 1, BAR_HEIGHT - 1, class_="em", tip=words))
-    return svg.document(BAR_WIDTH, BAR_HEIGHT, *parts, title=words) + svg.tag("div", words, class_="faint")
+    frame = "pages" if replica.pages else "pages unknown"
+    bar = svg.tag("svg", *parts, class_=frame, height=BAR_HEIGHT, role="img", aria_label=words)
+    return (bar if parts or replica.pages else "") + svg.tag("div", words, class_="faint")
 
 
 def _chips(samples: Sequence[FleetSample], chosen: str, stop: str, none: str) -> str:
@@ -169,7 +171,7 @@ def _chip(sample: FleetSample, chosen: str, stop: str) -> str:
 
 
 def _flight(state: FleetState, chosen: str, stop: str) -> str:
-    """Draw what is between the pools: pages on their way, and how much was handed over so far."""
+    """Draw the pages in flight between the pools, and the totals handed over so far."""
     head = f"in flight: {count_of(sum(each.pages for each in state.in_flight), 'page')} →"
     over = f"{count_of(state.num_handed_over, 'sample')}, {count_of(state.pages_handed_over, 'page')}"
     return svg.tag(
@@ -191,7 +193,7 @@ def _legend() -> str:
 
 
 def _news(state: FleetState, chosen: str) -> str:
-    """List the latest routings, moves and handovers, the last one first."""
+    """Draw a list of the latest routings, moves and handovers, the last one first."""
     latest = state.news[: -MAX_NEWS - 1 : -1]
     if not latest:
         return ""
@@ -205,7 +207,7 @@ def _name(event: News) -> str:
 
 
 def _chosen(state: FleetState, sample: FleetSample) -> str:
-    """Show a sample's way, and what the router saw of each replica when it chose last."""
+    """Draw a sample's path, and the figures of each replica at the router's last choice for it."""
     own = [each for each in state.news if _name(each) == sample.name]
     where = {"front": "at the front", "ended": f"ended: {sample.phase}", "in flight": "its pages are on their way"}
     place = where.get(sample.place, f"at replica {sample.replica}, {sample.phase}")

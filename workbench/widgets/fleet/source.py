@@ -1,4 +1,4 @@
-"""Open what a view of a fleet follows: a cluster, two pools, or events that were recorded."""
+"""Open the source of a fleet view: a cluster, two pools, or recorded events."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from workbench.widgets.fleet.data import FleetMember, PagesOnTheWay
 
 Members = tuple[FleetMember, ...]
 KINDS = {each.kind: each for each in vars(kinds).values() if isinstance(each, type) and issubclass(each, Event)}
-"""Event types by the name that is written to a file."""
+"""Event types by their name in a file."""
 FIELDS = {"options": kinds.RoutingOption}
-"""Types of the rows of an event's field; other rows stay tuples."""
+"""Row type of each event field with typed rows; rows of other fields stay tuples."""
 
 
 @dataclass(frozen=True)
 class FleetSource:
-    """A fleet: `events` that were, or of a live one `listen` for those to come, and its members and pages in flight."""
+    """The source of a fleet view: recorded `events`; or, for a live fleet, `listen`, which subscribes to new events,
+    and `read`, which returns its members and the pages in flight."""
 
     title: str = ""
     events: Sequence[Event] = ()
@@ -36,13 +37,13 @@ class FleetSource:
 
 
 def open_fleet(source: Any) -> FleetSource:
-    """Return the source of a view.
+    """Return the source of a fleet view.
 
     Args:
         source: a `workbench.Cluster`, `PrefillDecodePools`, a Recorder, events, or a file that `save_events` wrote.
 
     Raises:
-        WorkbenchError: it is none of them.
+        WorkbenchError: `source` is something else.
     """
     match source:
         case Cluster():
@@ -76,7 +77,7 @@ def _of_cluster(cluster: Cluster) -> Members:
 def _of_pools(pools: PrefillDecodePools) -> tuple[Members, tuple[PagesOnTheWay, ...]]:
     now = pools.snapshot()
     members = tuple(
-        FleetMember(each.number, each.name.split()[0], "serves" if each.state == "ready" else each.state)
+        FleetMember(each.number, each.role.removeprefix("any"), "serves" if each.state == "ready" else each.state)
         for each in now.engines
     )
     ways = (
@@ -96,7 +97,7 @@ def save_events(events: Iterable[Event], path: str | Path) -> Path:
 
 
 def load_events(path: str | Path) -> tuple[Event, ...]:
-    """Return the events of a file that `save_events` wrote (WorkbenchError for another one)."""
+    """Return the events of a file that `save_events` wrote. Raises WorkbenchError for any other file."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return tuple(_event(json.loads(line)) for line in file)

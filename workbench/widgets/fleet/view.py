@@ -1,40 +1,43 @@
-"""Show a fleet at work or a recorded one: replicas, samples, pages, pages between pools, and where requests went."""
+"""Show a live or recorded fleet: replicas, samples, pages, pages between pools, and routing decisions."""
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-import ipywidgets
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Event
+from workbench.trace.events import Event, HandedOver
 from workbench.widgets.fleet.data import HOLDING, FleetBook, FleetState, state_at
 from workbench.widgets.fleet.picture import draw_fleet
 from workbench.widgets.fleet.source import open_fleet, save_events
+from workbench.widgets.recorded import Recorded
 from workbench.widgets.throttle import Throttle
 from workbench.widgets.view import PictureWidget
 
 REDRAW_SECONDS = 0.2
-CLOCK_SECONDS = 1.0  # between two looks at a fleet in which something goes on
+CLOCK_SECONDS = 1.0  # between two redraws of a busy fleet without events
 MAX_HISTORY = 200_000  # events
-SLIDER_STEPS = 1000
+MAX_STEPS = 1_000  # of the control, spread evenly over the moments of a record
 
 
 class FleetView(PictureWidget):
-    """Replicas of a fleet with their samples and pages, pages in flight between pools, and routings with their reasons.
+    """A view of a fleet's replicas with their samples and pages, the pages in flight between pools, and the routings
+    with their reasons.
 
-    Given a `workbench.Cluster` or `PrefillDecodePools`, the view follows it until it is closed. Given events (those of
-    a simulated fleet too), a Recorder, or a file that `save` wrote, it shows them at `moment`, in seconds after the
-    first one, with a slider. `chosen` is the name of the sample whose way is shown below: click on it, or choose it
-    with Enter. `state` is what is shown, and `history` the events.
+    `source` is a `workbench.Cluster` or `PrefillDecodePools`, which the view follows until it is closed; or events
+    (also of a simulated fleet), a Recorder, or a file that `save` wrote, shown at a `step`: steps number the moments at
+    which something changes, of a long record about `MAX_STEPS` of them. `chosen` is the name of a sample (click on it,
+    or choose it with Enter): its path through the fleet is shown below. `state` is the present content, and `history`
+    the events.
     """
 
     chosen = traitlets.Unicode("")
-    moment = traitlets.Float(0.0)
+    step = traitlets.Int(0)
 
     _was_busy = _closed = False
 
@@ -45,22 +48,28 @@ class FleetView(PictureWidget):
         self.history: deque[Event] = deque(self._source.events, MAX_HISTORY)
         self.throttle = Throttle(self.redraw, REDRAW_SECONDS)
         self.state = FleetState()
-        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        controls = []
+        self.shown.on_pick(self._pick)
+        begins = {each.time - each.seconds for each in self.history if isinstance(each, HandedOver)}
+        self._times = sorted(begins | {each.time for each in self.history}) or [0.0]
+        stride = -(-len(self._times) // MAX_STEPS)
+        self._step_times = [*self._times[:-1:stride], self._times[-1]]
+        self._time = self._times[-1]
         if self._source.listen is None:
-            times = [each.time for each in self.history] or [0.0]
-            self._began, self.moment = min(times), max(times) - min(times)
-            length = max(self.moment, 1e-9)
-            slider = ipywidgets.FloatSlider(
-                description="moment, s", min=0.0, max=length, step=length / SLIDER_STEPS, readout_format=".3f"
-            )
-            slider.layout.width = "min(40em, 95%)"
-            traitlets.link((self, "moment"), (slider, "value"))
-            controls.append(slider)
-        self.watch("chosen", "moment")
-        self.show(*controls)
+            self.steps = Recorded(self, last=len(self._step_times) - 1)
+            self.step = self.steps.last
+            self.observe(lambda _: setattr(self, "_time", self._step_times[self.step]), "step")
+        self.watch("chosen", "step")
+        self.show(*([self.steps] if self.steps else []))
         if self._source.listen is not None:
             self._leave = self._source.listen(self._hear)
+
+    def show_at(self, seconds: float) -> None:
+        """Show the recorded events at a time, `seconds` after the first event, which may lie between two steps of the
+        control."""
+        time = self._times[max(0, bisect_right(self._times, self._times[0] + seconds) - 1)]
+        self.step = bisect_right(self._step_times, time) - 1
+        self._time = time
+        self.throttle.mark()
 
     def redraw(self) -> None:
         if self._closed:
@@ -82,11 +91,11 @@ class FleetView(PictureWidget):
         super().keep()
 
     def picture(self) -> str:
-        """Draw the state that is shown."""
+        """Draw `state`."""
         return draw_fleet(self.state, self.chosen, self._source.title)
 
     def save(self, path: str | Path) -> Path:
-        """Write the events to a file that `FleetView(path)` shows again, at any moment."""
+        """Write the events to a file, which `FleetView(path)` shows again at any moment; return its path."""
         with self._lock:
             events = tuple(self.history)
         return save_events(events, path)
@@ -96,7 +105,7 @@ class FleetView(PictureWidget):
         super().close()
 
     def _hear(self, event: Event) -> None:
-        """Take an event, in a thread of the fleet's."""
+        """Record an event; called in a thread of the fleet."""
         with self._lock:
             self.history.append(event)
             self._book.take(event)
@@ -104,7 +113,7 @@ class FleetView(PictureWidget):
 
     def _read(self) -> FleetState:
         if self._source.listen is None:
-            return state_at(self.history, self._began + self.moment)
+            return state_at(self.history, self._time)
         try:
             members, in_flight = self._source.read()
         except WorkbenchError:  # the fleet was closed

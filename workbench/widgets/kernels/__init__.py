@@ -1,1 +1,1 @@
-"""An operator through the stages of its compilers."""
+"""Show an operator through the stages of its compilers."""

@@ -1,6 +1,6 @@
 """Fetch operators and their compilation stages on demand, and highlight their code.
 
-Highlighted lines have few classes: k keyword, c comment, s string, n number, t type or operation.
+Highlighted code has the CSS classes k (keyword), c (comment), s (string), n (number), t (type or operation).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_STAGE = {
     "mlir": "linalg",
     "triton": "source",
     "eager": "source",
-}  # where fusion shows best
+}  # the stage that shows fusion best
 LANGUAGES = {
     "source": "python", "api": "python", "graph": "python", "decomposed": "python", "post_grad": "python",
     "ir": "python", "fused_ir": "python", "python": "python", "cpp": "cpp", "triton": "python", "llir": "llvm",
@@ -35,7 +35,7 @@ CODE_STYLE = (
 
 @contextmanager
 def as_workbench_error() -> Iterator[None]:
-    """Raise errors of the kernels as WorkbenchError."""
+    """Turn a BackendError raised in the `with` block into a WorkbenchError."""
     from compiled_kernels.backends import BackendError
 
     try:
@@ -57,7 +57,7 @@ def operator_names() -> list[str]:
 
 
 def case_names(operator: str) -> list[str]:
-    """Return names of an operator's cases, timed ones first."""
+    """Return the names of an operator's cases, timed ones first."""
     from compiled_kernels.cases import suite_of
 
     return [case.name for case in sorted(suite_of(operator).cases, key=lambda case: not case.timed)]
@@ -70,7 +70,7 @@ def case_name(operator: str, name: str | None) -> str:
 
 
 def make_stages(operator: str, case: str, backend: str) -> Any:
-    """Return the `CompilerStages` of a backend, or as text the reason why it cannot make them here."""
+    """Return the `CompilerStages` of a backend, or a text with the reason why they cannot be made here."""
     from compiled_kernels.backends import Backend
     from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.stages import stages_of
@@ -92,7 +92,7 @@ def default_stage(backend: str, texts: Mapping[str, str]) -> str:
 
 
 def highlight_lines(text: str, stage: str) -> list[str]:
-    """Escaped lines of `text`; without Pygments, or in a language it does not know, nothing is coloured."""
+    """Return the lines of `text` as HTML; plain without Pygments, or if Pygments does not know the language."""
     lexer = _lexer(LANGUAGES.get(stage, ""))
     if lexer is None:
         return [escape(line) for line in text.split("\n")]
@@ -127,7 +127,7 @@ def _mlir() -> Any:
     from pygments.token import Comment, Keyword, Name, Number, String, Text
 
     class Mlir(RegexLexer):
-        """Enough of MLIR to read it by: operations, types, attributes of numbers and texts."""
+        """A small subset of MLIR's syntax: comments, keywords, operations, types, numbers and strings."""
 
         tokens = {  # noqa: RUF012 (a class as Pygments reads it)
             "root": [

@@ -1,7 +1,7 @@
-"""Mark with letters the lines of a stage that became one kernel or one loop nest.
+"""Mark, with a letter for each, the lines of a stage that became the same kernel or loop nest.
 
-On the backend inductor a letter means the same loop in every stage: its scheduler reports the operations of each. Other
-compilers do not report them; letters count operations of linalg, loops and whole kernels of one stage.
+For the backend inductor a letter means the same loop nest in every stage, because its scheduler reports the operations
+of each. Other compilers do not: there the letters count linalg operations, loop nests or kernels within one stage.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def mark_fusion(
     backend: str, stage: str, text: str, fusion: Mapping[str, Any] | None = None, graph: str = ""
 ) -> FusionMarks:
-    """The groups of one stage's text. `fusion` is what the backend inductor tells of itself, `graph` its stage
-    `post_grad`, by whose comments the lines of earlier graphs are found."""
+    """Return the fused groups in one stage's text, with the letters of its lines.
+
+    For inductor, `fusion` is the report of its scheduler and `graph` the text of its stage `post_grad`; the source
+    comments of the latter identify lines of the earlier graph."""
     lines = text.split("\n")
     if backend == "inductor":
         return mark_loops(stage, lines, fusion, graph) if fusion else FusionMarks()
@@ -84,7 +86,7 @@ def _sections(lines: Sequence[str]) -> FusionMarks:
 
 
 def _blocks(lines: Sequence[str], begins: re.Pattern[str], word: str) -> FusionMarks:
-    """Operations with regions of their own, outermost ones, from their first line to the brace that closes them."""
+    """Mark the outermost operations that match `begins`, each from its first line to its closing brace."""
     groups: list[FusedGroup] = []
     letters: dict[int, str] = {}
     end, held = "", []
@@ -114,7 +116,8 @@ def _count_text(count: int, word: str) -> str:
 
 
 def mark_loops(stage: str, lines: Sequence[str], fusion: Mapping[str, Any], graph: str) -> FusionMarks:
-    """`fusion` is what the backend tells of itself, `graph` its stage `post_grad`."""
+    """Return the loop nests of a stage of inductor, with the letters of its lines; `fusion` and `graph` are as in
+    `mark_fusion`."""
     origins = {node["name"]: node["origins"] for node in fusion["nodes"]}
     loops = {node["name"]: node["iteration"] for node in fusion["nodes"]}
     groups, homes, kernels = [], {}, {}
@@ -149,7 +152,7 @@ def _operation(line: str) -> str:
 
 
 def _by_place(lines: Sequence[str], later: Sequence[str], by_operation: Mapping[str, str]) -> Iterable[str]:
-    """Mark lines of the source by the later graph, which repeats their comments."""
+    """Yield the letters of an early graph's lines: those of the later graph's lines below the same source comment."""
     known: dict[str, str] = {}
     place = ""
     for line in later:
@@ -173,7 +176,7 @@ def _by_node(lines: Sequence[str], homes: Mapping[str, str], kernels: Mapping[st
 
 
 def _by_kernel(lines: Sequence[str], kernels: Mapping[str, str]) -> Iterable[str]:
-    """A kernel's source, its loop nests separate where it has a block for each; and the lines that call it."""
+    """Yield the letters of each line of kernel sources, by loop nest if each has a block, and of calls."""
     whole, nests, number = "", "", 0
     for line in lines:
         named = next((name for name in kernels if name and re.search(rf"\b{re.escape(name)}\b", line)), None)
@@ -192,7 +195,7 @@ def _by_kernel(lines: Sequence[str], kernels: Mapping[str, str]) -> Iterable[str
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """A fused group: `letter` marks its lines, `name` names it, `description` lists its operations."""
+    """A group of operations that were fused: `letter` marks its lines, `description` lists the operations."""
 
     letter: str
     name: str
@@ -201,7 +204,8 @@ class FusedGroup:
 
 @dataclass(frozen=True)
 class FusionMarks:
-    """`letters` of each line by its number, from 0 on: none, one, or several where an operation went into several."""
+    """The fused groups of a text, and the `letters` of each line by its index: several if an operation went into
+    several groups."""
 
     groups: tuple[FusedGroup, ...] = ()
     letters: Mapping[int, str] | None = None

@@ -1,5 +1,5 @@
-"""Draw how an operator is compiled: the stages of each backend, one stage's text with the fused operations marked, and
-the backends' times."""
+"""Draw the compilation of an operator: the stages of each backend, one stage's text with its fused groups, and the
+backends' times."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from markupsafe import Markup
+
 from workbench import svg
+from workbench.units import format_percent, format_seconds
 from workbench.widgets.kernels import data as code_lines
 from workbench.widgets.kernels.fusion import FusionMarks
+from workbench.widgets.table import draw_table
 
-MAX_LINES = 1500  # lines of a text that are shown
+MAX_LINES = 1500  # most lines of a text that are shown
 STYLE = (
     "<style>.wb-kernel table{border-collapse:collapse;margin:4px 0;font:inherit;color:inherit}"
     ".wb-kernel tr,.wb-kernel td,.wb-kernel th{background:none!important;font-size:inherit}"
     ".wb-kernel th,.wb-kernel td{padding:2px 8px;text-align:left;vertical-align:top;font-weight:normal}"
     ".wb-kernel .stage{display:inline-block;padding:1px 6px;margin:1px 3px 1px 0;border:1px solid currentColor;"
     "border-radius:3px;cursor:pointer}.wb-kernel .now{font-weight:bold;border-width:2px}"
-    ".wb-kernel .right{text-align:right}"
     ".wb-kernel pre.wb-code{max-height:420px;overflow:auto;border:1px solid var(--jp-border-color1,#bdbdbd);"
     "margin:6px 0;padding:4px 0;white-space:pre;word-break:normal;color:inherit;background:inherit;"
     "font:12px/1.35 var(--jp-code-font-family,ui-monospace,monospace)}.wb-code b{font-weight:normal}"
@@ -35,8 +38,8 @@ STYLE = (
 
 @dataclass(frozen=True)
 class KernelPage:
-    """The data of one drawing. `sizes` has, for each backend, the number of lines by stage, or the reason why it has no
-    stages; `rows` are the backends' times as `kernels bench` gives them."""
+    """The data of one drawing. `sizes` has for each backend the number of lines of each stage, or the reason why it has
+    no stages; `rows` are the backends' times, as in the record of `kernels bench`."""
 
     title: str
     backend: str
@@ -106,27 +109,28 @@ def _code(shown: KernelPage) -> str:
     label = escape(f"{shown.stage} of {shown.backend}")
     body = "\n".join(lines)
     note = f'<div class="faint">{escape(shown.note)}</div>' if shown.note else ""
-    # A `pre`: elsewhere exports make one space of an indentation.
+    # A `pre`, because exports shorten indentation in other elements to one space.
     return f'{note}<pre class="wb-code" data-scroll tabindex="0" role="region" aria-label="{label}">{body}{cut}</pre>'
 
 
 def _times(shown: KernelPage) -> str:
+    about = f"<div class='faint'>{escape(shown.timing)}</div>" if shown.timing else ""
     if not shown.rows:
-        return f"<div>{escape(shown.timing)}</div>" if shown.timing else ""
+        return about
     slowest = max((row["seconds"] for row in shown.rows if row.get("seconds")), default=1.0)
-    head = "<tr><th>backend</th><th>µs</th><th>10 % to 90 %</th><th>× eager</th><th>of the ceiling</th><th></th></tr>"
-    rows = "".join(_time(row, slowest) for row in shown.rows)
-    return f"<table>{head}{rows}</table><div class='faint'>{escape(shown.timing)}</div>"
+    heads = ("backend", "time", "p10 to p90", "× eager", "of the ceiling", "")
+    return draw_table(heads, [_time(row, slowest) for row in shown.rows], ("",)) + about
 
 
-def _time(row: Mapping[str, Any], slowest: float) -> str:
-    backend = escape(str(row["backend"]))
+def _time(row: Mapping[str, Any], slowest: float) -> Sequence[object]:
     if not row.get("seconds"):
-        return f'<tr><th>{backend}</th><td colspan="5" class="faint">not timed: {escape(str(row["reason"]))}</td></tr>'
-    spread = f"{row['p10_seconds'] * 1e6:,.1f} to {row['p90_seconds'] * 1e6:,.1f}"
+        return str(row["backend"]), "", "", "", "", f"not timed: {row['reason']}"
     eager, share = row.get("speedup_over_eager"), row.get("share_of_ceiling")
-    bound = f"{share:.1%} ({'memory' if row['bound'] == 'read' else 'arithmetic'})" if share is not None else ""
-    wide = 160 * row["seconds"] / slowest
-    bar = svg.tag("svg", svg.rect(0, 2, max(1.0, wide), 9, class_="c0"), width=164, height=13, aria_hidden="true")
-    cells = (f"{row['seconds'] * 1e6:,.1f}", spread, "" if eager is None else f"{eager:.2f}", bound)
-    return f"<tr><th>{backend}</th>{''.join(f'<td class=right>{cell}</td>' for cell in cells)}<td>{bar}</td></tr>"
+    limit = "memory" if row.get("bound") == "read" else "arithmetic"
+    bar = svg.rect(0, 2, max(1.0, 160 * row["seconds"] / slowest), 9, class_="c0")
+    return (
+        str(row["backend"]), format_seconds(row["seconds"]),
+        f"{format_seconds(row['p10_seconds'])} to {format_seconds(row['p90_seconds'])}",
+        "" if eager is None else f"{eager:.2f}", "" if share is None else f"{format_percent(share)} ({limit})",
+        Markup(svg.tag("svg", bar, width=164, height=13, aria_hidden="true")),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Time backends in a process of their own, so that compiling and serving here do not disturb it."""
+"""Time backends in a separate process, so that compiling and serving here do not disturb the timing."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.machine.environment import child_environment
-from workbench.waiting import join_and_serve
+from workbench.widgets.job import Job
 
 
 class BackendTimingProcess:
-    """One case on some backends, `seconds` for each, as `workbench kernels bench` has it, under way from the start on;
-    `on_record` is called at the end. Without `ceilings` this machine's limits are not measured besides."""
+    """A process that times one case on several backends, `seconds` for each, like `workbench kernels bench`.
+
+    It starts at once; `on_record` is called at the end. With `ceilings` it measures this machine's ceilings, too."""
 
     def __init__(
         self,
@@ -30,46 +30,39 @@ class BackendTimingProcess:
     ):
         self.record: dict[str, Any] = {}
         self.error = ""
-        self._stopped, self._on_record = False, on_record
+        self._on_record = on_record
         job = {"operator": operator, "case": case, "backends": list(backends), "seconds": seconds, "ceilings": ceilings}
         command = [sys.executable, "-m", "workbench.widgets.kernels.timing", json.dumps(job)]
         self._process = subprocess.Popen(
             command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=child_environment(),
         )  # fmt: skip
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        self._job = Job(self._read, self._end, self._process.terminate, "backends' timing").start()
 
     @property
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        return self._job.done
 
     def wait(self, seconds: float | None = None) -> bool:
-        """The stop button ends it."""
-        try:
-            join_and_serve(self._thread, seconds)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-        return self.done
+        return self._job.wait(seconds)
 
     def stop(self) -> None:
-        self._stopped = True
-        self._process.terminate()
+        self._job.stop()
 
-    def _read(self) -> None:
+    def _read(self, _: Job) -> None:
         out, words = self._process.communicate()
-        try:
-            if self._process.returncode:
-                raise WorkbenchError((words.strip().splitlines() or ["no words"])[-1])
-            self.record = json.loads(out)
-        except (WorkbenchError, ValueError) as error:
-            self.error = "the timing was stopped" if self._stopped else f"the timing broke: {error}"
+        if self._process.returncode:
+            raise WorkbenchError((words.strip().splitlines() or ["no message"])[-1])
+        self.record = json.loads(out)
+
+    def _end(self, job: Job) -> None:
+        if job.error:
+            self.error = "the timing was stopped" if job.stopped else f"the timing failed: {job.error}"
         self._on_record()
 
 
 def time_backends(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of `kernel_bench`; or, without ceilings, as much of it."""
+    """Return a record like that of `kernel_bench`; without ceilings it has fewer fields."""
     from compiled_kernels.backends import Backend
     from compiled_kernels.cases import case_of, suite_of
     from workbench.bench.kernels import kernel_bench
@@ -101,5 +94,5 @@ def time_backends(job: Mapping[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else is printed is no answer
+    os.dup2(2, 1)  # other prints go to stderr, so that stdout holds the record only
     print(json.dumps(time_backends(json.loads(sys.argv[1]))), file=answers, flush=True)

@@ -1,34 +1,34 @@
-"""Show an operator through its stages, from specification to machine code, and time its backends."""
+"""Show the stages of an operator from its specification to machine code, and time its backends."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import ipywidgets
 import traitlets
 
-from workbench.waiting import wait_and_serve
+from workbench.units import format_percent
+from workbench.widgets.job import Job
 from workbench.widgets.kernels import data as kernel_stages
 from workbench.widgets.kernels import picture as kernel_picture
 from workbench.widgets.kernels.fusion import FusionMarks, mark_fusion, summarize_fusion
 from workbench.widgets.kernels.timing import BackendTimingProcess
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.view import PictureWidget, button
 
 BACKENDS = ("eager", "inductor", "mlir", "triton")
 NOT_MADE = "not made yet: choose the backend"
 MAKING = "being made … (a compilation that has begun goes on to its end)"
-_COMPILING = threading.Lock()  # compilers are watched by what is of the whole process
+_COMPILING = threading.Lock()  # the capture of a compiler's stages is process-wide
 
 
 class KernelView(PictureWidget):
-    """`operator` as `workbench kernels list` names them, `case` one of its own (the first timed one unless given).
+    """A view of the stages of an `operator` (see `workbench kernels list`) on a `case` (default: its first timed case).
 
-    A backend's stages are made when it is chosen, in the background; `make`, or a `stage` given, waits for them. What
-    became one kernel or loop has one letter. `measure` times the backends beside each other, in a process of its own;
-    nothing is timed before.
+    A backend's stages are made in the background when it is chosen; `make`, or a given `stage`, waits for them. The
+    lines of one kernel or loop nest have one letter. `measure` times all backends in a separate process.
     """
 
     operator = traitlets.Unicode()
@@ -53,15 +53,13 @@ class KernelView(PictureWidget):
             self.backend = kernel_stages.validate_name(
                 "backend", backend or (self.backends or BACKENDS)[0], self.backends
             )
-        self._made: dict[tuple[str, str, str], Any] = {}  # Stages, or why there are none
-        self._wanted: deque[tuple[str, str, str]] = deque()
-        self._bell = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._made: dict[tuple[str, str, str], Any] = {}  # CompilerStages, or why there are none
+        self._jobs: dict[tuple[str, str, str], Job] = {}  # they make stages, one after the other
         self._timing: BackendTimingProcess | None = None
         self._timed: dict[tuple[str, str], dict[str, Any]] = {}
         self.watch("operator", "case", "backend", "stage")
         self.observe(self._changed, ["operator", "case", "backend"])
-        self.shown.observe(self._picked, ["picked"])
+        self.shown.on_pick(self._picked)
         self._want()
         if self.backend == "eager" or stage is not None:
             self.make(self.backend)
@@ -74,32 +72,29 @@ class KernelView(PictureWidget):
 
     @property
     def text(self) -> str:
-        """All of the stage that is shown."""
+        """Return the full text of the shown stage."""
         texts = self._texts(self.backend)
         return texts.get(self._stage(texts), "")
 
     def _stage(self, texts: dict[str, str]) -> str:
-        """The one that is shown of those that were made; `stage` follows when it is drawn."""
+        """Return the shown stage: `stage` if the backend has it, else a default; "" without stages."""
         return self.stage if self.stage in texts else kernel_stages.default_stage(self.backend, texts) if texts else ""
 
     def make(self, *backends: str) -> KernelView:
-        """Have the stages of `backends` (all unless given) made now; a backend that cannot make them says why."""
+        """Make the stages of `backends` (default: all) and wait for them; a backend that fails shows its reason."""
         with kernel_stages.as_workbench_error():
             names = [
                 kernel_stages.validate_name("backend", backend, self.backends) for backend in backends or self.backends
             ]
-        keys = [self._want(backend) for backend in names]
-
-        def made(seconds: float | None) -> bool:
-            with self._bell:
-                return self._bell.wait_for(lambda: not any(key in self._wanted for key in keys), seconds)
-
-        wait_and_serve(made)
+        for key in [self._want(backend) for backend in names]:
+            if (job := self._jobs.get(key)) is not None:
+                job.wait()
         return self
 
     def measure(self, seconds: float = 0.2, ceilings: bool = True) -> KernelView:
-        """Time the backends on this case in the background, `seconds` for each, beside the backend eager. With
-        `ceilings`, measure this machine's memory and cores too, for the share of them that is reached."""
+        """Time the backends, and eager, on this case in the background, `seconds` for each.
+
+        With `ceilings`, measure this machine's memory and compute ceilings, too, and show the share that is reached."""
         self.stop()
         key, backends = (self.operator, self.case), dict.fromkeys(("eager", *self.backends))
 
@@ -113,27 +108,22 @@ class KernelView(PictureWidget):
         return self
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until nothing is being made or timed, or so many seconds. The saved picture is then the present one."""
-        done = wait_and_serve(self._wait, seconds)
-        done = (self._timing is None or self._timing.wait(seconds)) and done
+        """Wait for stages and timing, at most `seconds` for each, and save the picture; return whether all is done."""
+        jobs = (*self._jobs.values(), *([self._timing] if self._timing is not None else []))
+        done = all([job.wait(seconds) for job in jobs])
         self.throttle.flush()
         self.keep()
         return done
 
-    def _wait(self, seconds: float | None) -> bool:
-        with self._bell:
-            return self._bell.wait_for(lambda: not self._wanted, seconds)
-
     def stop(self) -> None:
-        """End the timing, and what is not yet begun to be made; a compilation that has begun goes on to its end."""
+        """Stop the timing and drop requested compilations; a compilation that has begun goes on to its end."""
         if self._timing is not None:
             self._timing.stop()
-        with self._bell:
-            while len(self._wanted) > 1:
-                self._wanted.pop()
+        for job in tuple(self._jobs.values()):
+            job.stop()
 
     def close(self) -> None:
-        if hasattr(self, "_wanted"):
+        if hasattr(self, "_jobs"):
             self.stop()
         super().close()
 
@@ -155,7 +145,7 @@ class KernelView(PictureWidget):
         return kernel_picture.draw_kernel(shown)
 
     def redraw(self) -> None:
-        """The stages that can be chosen are those that were made."""
+        """Set `stage` to a stage that exists, and redraw."""
         texts = self._texts(self.backend)
         if texts:
             self.stage = self._stage(texts)
@@ -165,15 +155,12 @@ class KernelView(PictureWidget):
         operator = ipywidgets.Dropdown(options=kernel_stages.operator_names(), description="operator")
         case = ipywidgets.Dropdown(options=kernel_stages.case_names(self.operator), description="case")
         backend = ipywidgets.Dropdown(options=self.backends, description="backend")
-        run = ipywidgets.Button(description="time the backends", tooltip="in a process of its own; takes some seconds",
-                                layout={"width": "auto"})  # fmt: skip
-        stop = ipywidgets.Button(description="stop", tooltip="end the timing; a compilation goes on to its end")
-        run.on_click(lambda _: self.measure())
-        stop.on_click(lambda _: self.stop())
+        tip = "in a separate process; takes some seconds"
+        run = button(self.measure, "time the backends", tooltip=tip, layout={"width": "auto"})
+        stop = button(self.stop, "stop", tooltip="end the timing; a compilation goes on to its end")
         self._case = case
-        for control, name in ((operator, "operator"), (case, "case"), (backend, "backend")):
-            ipywidgets.link((self, name), (control, "value"))
-        return ipywidgets.HBox([operator, case]), ipywidgets.HBox([backend, run, stop])
+        choice = ipywidgets.HBox([self.linked("operator", operator), self.linked("case", case)])
+        return choice, ipywidgets.HBox([self.linked("backend", backend), run, stop])
 
     def _changed(self, change: dict[str, Any]) -> None:
         if change["name"] == "operator":
@@ -181,39 +168,34 @@ class KernelView(PictureWidget):
                 self._case.options = kernel_stages.case_names(self.operator)
         self._want()
 
-    def _picked(self, change: dict[str, Any]) -> None:
-        backend, _, stage = str(change["new"]).partition("/")
+    def _picked(self, key: str) -> None:
+        backend, _, stage = key.partition("/")
         self.backend, self.stage = backend, stage
 
     def _want(self, backend: str | None = None) -> tuple[str, str, str]:
-        """Request the stages of this case on `backend`, unless they are made or requested already; return their key.
-        Those of the backend eager need no compiling: they are there at once, whatever any view compiles."""
+        """Request the stages of this case on `backend` unless they are made or requested already; return their key.
+
+        Eager stages need no compilation and are made at once."""
         key = self.operator, self.case, backend or self.backend
         if key[2] == "eager" and key not in self._made:
             self._made[key] = kernel_stages.make_stages(*key)
-        with self._bell:
-            if key in self._made or key in self._wanted:
-                return key
-            self._wanted.append(key)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="kernel stages", daemon=True)
-                self._thread.start()
+        job = self._jobs.get(key)
+        if key not in self._made and (job is None or job.stopped):
+            self._jobs[key] = job = Job(partial(self._make, key), partial(self._end, key), name="kernel stages")
+            job.start()
         return key
 
-    def _work(self) -> None:
-        while True:
-            with self._bell:
-                if not self._wanted:
-                    self._thread = None
-                    return
-                key = self._wanted[0]
-            with _COMPILING:
-                made = kernel_stages.make_stages(*key)
-            with self._bell:
-                self._made[key] = made
-                self._wanted.remove(key)
-                self._bell.notify_all()
-            self.throttle.mark()
+    def _make(self, key: tuple[str, str, str], job: Job) -> None:
+        with _COMPILING:
+            if not job.stopped and key not in self._made:
+                self._made[key] = kernel_stages.make_stages(*key)
+
+    def _end(self, key: tuple[str, str, str], job: Job) -> None:
+        if job.error:
+            self._made[key] = job.error
+        if self._jobs.get(key) is job:
+            del self._jobs[key]
+        self.throttle.mark()
 
     def _of(self, backend: str) -> Any:
         return self._made.get((self.operator, self.case, backend))
@@ -225,13 +207,14 @@ class KernelView(PictureWidget):
     def _sizes(self, backend: str) -> dict[str, int] | str:
         made = self._of(backend)
         if made is None:
-            return MAKING if (self.operator, self.case, backend) in self._wanted else NOT_MADE
+            return MAKING if (self.operator, self.case, backend) in self._jobs else NOT_MADE
         return made if isinstance(made, str) else {n: text.count("\n") + 1 for n, text in self._texts(backend).items()}
 
     def _describe_timing(self, record: dict[str, Any]) -> str:
         if self._timing is not None and not self._timing.done and not self._timing.record:
-            return "being timed in a process of its own …"
+            return "being timed in a separate process …"
         if not record:
             return ""
-        busy = f"; others took {record['others_cpu_share']:.0%} of the processor" if record["others_cpu_share"] else ""
+        others = record["others_cpu_share"]
+        busy = f"; others took {format_percent(others)} of the processor" if others else ""
         return f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}{busy}"

@@ -1,1 +1,1 @@
-"""Load, mix, policy and chunk size changed while requests are served; all that happens over one axis of time."""
+"""Change load, mix, policy and chunk size while requests are served, and show the effects over one time axis."""

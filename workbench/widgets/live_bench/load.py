@@ -1,7 +1,7 @@
-"""Make a load in a thread of its own: requests arrive whether or not the runner keeps up.
+"""Generate a load in a separate thread: requests arrive whether or not the runner keeps up with them.
 
-load thread: arrivals ---> owner's thread, between two steps: refuse or submit ---> runner
-The queue is bounded as a gateway bounds it: where `max_waiting` requests wait, one more is refused and counted.
+load thread: arrivals ---> runner's thread, between two steps: refuse or submit ---> runner
+The queue is bounded like a gateway's: while `max_waiting` requests wait, a new one is refused and counted.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import workbench
+from workbench.engine.load import load
 from workbench.engine.runner_thread import RunnerThread
-from workbench.errors import WorkbenchError, describe_error
+from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished, Preempted, Scheduled, SettingsChanged, Stepped
-from workbench.waiting import wait_and_serve
+from workbench.widgets.job import Job
 from workbench.widgets.live_bench.traffic import LONGEST_REQUEST, LoadSettings, PoissonArrivals, RequestSource
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
 TICK_SECONDS = 0.25  # between two calls of `on_tick`, at most
-CLOSE_SECONDS = 10.0  # for a step under way
-CAPACITY_SECONDS, CAPACITY_REQUESTS = 2.0, 24
+CLOSE_SECONDS = 10.0  # longest wait for a step under way
+CAPACITY_SECONDS, CAPACITY_REQUESTS = 2.0, 24  # of the capacity measurement
 BENCH_ENGINE = {
     "backend": "eager", "page_size": 16, "pages": 112, "prefix": "radix", "max_num_seqs": 16,
     "max_num_batched_tokens": 512,
@@ -37,10 +37,10 @@ BENCH_SCHEDULE = {"max_num_seqs": 8, "chunk_tokens": 512}  # at the beginning
 
 
 def attach_runner(runner: Runner | None, resources: ExitStack) -> RunnerThread:
-    """Return the thread of a runner, or of the demo model loaded for a bench: `resources` closes what is made here."""
+    """Return the thread of `runner`, or of a demo model that is loaded now and closed together with `resources`."""
     owned = runner is None
     if runner is None:
-        runner = workbench.load("demo", **BENCH_ENGINE)
+        runner = load("demo", **BENCH_ENGINE)
         resources.callback(runner.close)
     context = runner.model.spec.max_position_embeddings
     if context < LONGEST_REQUEST:
@@ -56,11 +56,14 @@ def attach_runner(runner: Runner | None, resources: ExitStack) -> RunnerThread:
 
 
 def measure_capacity(live: RunnerThread, settings: LoadSettings, seconds: float = CAPACITY_SECONDS) -> float:
-    """Return how many requests of this mix the runner serves a second, when some always wait: measured for `seconds`.
+    """Return how many requests of this mix the runner serves per second while its queue is full, measured for
+    `seconds`.
 
-    Of the time, what the first and the last of them take alone is a part, so that the figure is rather low.
+    One request is served before, because a process' first step can take seconds. The time includes the first and last
+    requests' partly filled batches, so the result is rather low.
     """
     source = RequestSource(live.runner.model.spec.vocab_size, 0, live.new_request_id("capacity"))
+    live.submit([source.next_request(settings)]).wait(CLOSE_SECONDS)
     requests = [source.next_request(settings) for _ in range(CAPACITY_REQUESTS)]
     began = time.perf_counter()
     handle = live.submit(requests)
@@ -76,34 +79,23 @@ def measure_capacity(live: RunnerThread, settings: LoadSettings, seconds: float 
 
 
 @dataclass(eq=False)
-class _Run:
-    """A load from its start to its end; each has a thread of its own, which ends with it.
-
-    A load that begins as another is being stopped does not wait for that one's thread.
-    """
-
-    ends: float  # on the runner's clock
-    is_stopped: bool = False
-
-
-@dataclass(eq=False)
 class _OfferedRequest:
-    """A request of the load until its end, as a sink of the runner's thread."""
+    """An unfinished request of the load, as a sink of the runner's thread."""
 
     on_end: Callable[[str], None]
     cancel: Callable[[], None] = lambda: None
     is_running: bool = False
 
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        if done:  # also where it was cancelled before the runner had it, and no event says so
+        if done:  # also after a cancellation before the runner had the request, which emits no event
             self.on_end(error)
 
 
 class LoadGenerator:
-    """An open-loop load on a runner; `settings` may be changed at any time.
+    """A generator of an open-loop load on a runner; `settings` may be changed at any time.
 
-    `emit` receives what the runner does not know of: refusals at the queue's bound, and changes of the load. `on_tick`
-    is called a few times a second, in the load's thread, and at the end.
+    `emit` receives the events that the runner does not emit: refusals by the full queue, and changes of the load.
+    `on_tick` is called a few times a second, in the load's thread, and at the end.
     """
 
     def __init__(
@@ -121,11 +113,10 @@ class LoadGenerator:
         self._source = RequestSource(live.runner.model.spec.vocab_size, seed, live.new_request_id("bench"))
         self._rng = random.Random(seed)
         self._bell = threading.Condition()
-        self._run = _Run(0.0, is_stopped=True)
-        self._thread: threading.Thread | None = None
-        self._idle = threading.Event()
-        self._idle.set()
-        self._offered: dict[str, _OfferedRequest] = {}  # that have not ended; of the owner's thread alone
+        self._job: Job | None = None  # the load under way, until its requests have ended
+        self._ends = 0.0  # of the arrivals, on the runner's clock
+        self._sent: set[str] = set()  # requests on their way to the runner's thread
+        self._offered: dict[str, _OfferedRequest] = {}  # unfinished requests; used in the runner's thread only
         self._leave = live.listen(self._on_event)
 
     @property
@@ -144,58 +135,53 @@ class LoadGenerator:
 
     @property
     def running(self) -> bool:
-        """Return whether requests arrive, or some are in progress."""
-        return not self._idle.is_set()
+        """Return whether requests still arrive or are in progress."""
+        return self._job is not None
 
     def start(self, seconds: float) -> None:
-        """Have requests arrive for so many seconds from now; a load that runs goes on until then."""
+        """Let requests arrive for `seconds` from now; a running load is extended or shortened to that time.
+
+        A load that starts while another is being stopped, or has failed, does not wait for the other one's end.
+        """
         with self._bell:
             ends = self.live.runner.clock() + seconds
-            if not self._run.is_stopped:
-                self._run.ends = ends
-                self._bell.notify_all()
-                return
-            run = _Run(ends)
-            thread = threading.Thread(target=self._work, args=(run,), name="live bench", daemon=True)
-            self._idle.clear()
-            try:
-                thread.start()  # it waits for the bell
-            except BaseException:  # an interrupt: a thread that has started after all ends, for its run is not known
-                self.live.run_soon(self._note_idle)
-                raise
-            self._run, self._thread, self.error = run, thread, ""
+            if self._job is None or self._job.stopped or self._job.error:
+                # The thread waits for `_bell`; after an interrupt here it ends, because its job is not `_job`.
+                self._job = Job(self._work, self._end, self._cancel_soon, "live bench").start()
+            self._ends, self.error = ends, ""
+            self._bell.notify_all()
 
     def stop(self) -> None:
-        """End the load and cancel its requests, soon. Any thread may call it."""
-        self._stop_arrivals()
-        self.live.run_soon(self._cancel_all)
+        """End the load soon and cancel its requests. Any thread may call it."""
+        if (job := self._job) is not None:
+            job.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until no request arrives and all have ended, or so many seconds; return whether they have.
+        """Wait until no more requests arrive and all have ended, at most `seconds`; return whether that happened.
 
         The stop button ends the load.
         """
-        try:
-            return wait_and_serve(self._idle.wait, seconds)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
+        job = self._job
+        return job is None or job.wait(seconds)
 
     def close(self) -> None:
-        """End the load, its requests and its thread."""
+        """End the load, cancel its requests, and end its thread."""
         self.stop()
-        if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
-        self._idle.wait(CLOSE_SECONDS)
+        self.wait(CLOSE_SECONDS)
         self._leave()
 
-    def offer(self, run: _Run, request: Request, arrival: float) -> None:
-        """Submit a request that came at `arrival`, or refuse it; in the owner's thread."""
-        if run.is_stopped:
-            return  # it would arrive after the load's end
+    def offer(self, job: Job, request: Request, arrival: float) -> None:
+        """Submit a request that arrived at `arrival`, or refuse it; called in the runner's thread."""
+        try:
+            if not (job.stopped or self.error):
+                self._submit(request, arrival)
+        finally:
+            self._note_settled(request.request_id)
+
+    def _submit(self, request: Request, arrival: float) -> None:
         waiting = sum(not each.is_running for each in self._offered.values())
         if waiting >= self.max_waiting:
-            words = f"the queue is full: {waiting} requests wait"
+            words = f"the queue is full, with {waiting} waiting"
             refused = Finished(
                 arrival, request.request_id, reason=FinishReason.REFUSED.value, ended_by="overloaded", error=words,
                 prompt_tokens=len(request.prompt_ids),
@@ -205,56 +191,59 @@ class LoadGenerator:
         offered = self._offered[request.request_id] = _OfferedRequest(partial(self._on_end, request.request_id))
         offered.cancel = self.live.submit_to(offered, [request], start_time=arrival)
 
-    def _work(self, run: _Run) -> None:
+    def _work(self, job: Job) -> None:
         clock = self.live.runner.clock
         arrivals = PoissonArrivals(clock(), self._rng)
-        try:
-            while True:
-                with self._bell:
-                    now = clock()
-                    if run is not self._run or run.is_stopped or now >= run.ends:
-                        run.is_stopped = True
-                        break
-                    load = self._settings
-                    times = arrivals.advance(now, load.rate)
-                    self._send(run, times, load)
-                    self._bell.wait(min(TICK_SECONDS, arrivals.seconds_to_next(load.rate), run.ends - now))
-                    # The present rate held until now, also where it is changed next.
-                    times = arrivals.advance(clock(), load.rate)
-                    self._send(run, times, load)
-                self._on_tick()
-        except Exception as error:
-            self.error, run.is_stopped = describe_error(error), True
-        self.live.run_soon(self._note_idle)
+        while True:
+            with self._bell:
+                if self._job is not job:
+                    return
+                now, load, most = clock(), self._settings, TICK_SECONDS
+                is_arriving = not job.stopped and now < self._ends
+                if not is_arriving and not self._sent and not self._offered:
+                    self._job = None
+                    return
+                if not is_arriving:  # its requests are in progress
+                    load = replace(load, rate=0.0)
+                else:
+                    most = min(most, self._ends - now)
+                self._send(job, arrivals.advance(now, load.rate), load)
+                self._bell.wait(min(most, arrivals.seconds_to_next(load.rate)))
+                # The old rate held until now, also if it was changed during the wait.
+                self._send(job, arrivals.advance(clock(), load.rate), load)
+            self._on_tick()
 
-    def _send(self, run: _Run, times: list[float], load: LoadSettings) -> None:
+    def _end(self, job: Job) -> None:
+        if job.error:
+            self._cancel_soon()
+            with self._bell:
+                if self._job is job:  # else another load has started since
+                    self.error = job.error
+                self._bell.wait_for(lambda: self._job is not job or not (self._sent or self._offered))
+                self._job = None if self._job is job else self._job
+        self._on_tick()
+
+    def _send(self, job: Job, times: list[float], load: LoadSettings) -> None:
         for arrival in times:
-            self.live.run_soon(partial(self.offer, run, self._source.next_request(load), arrival))
+            request = self._source.next_request(load)
+            self._sent.add(request.request_id)
+            self.live.run_soon(partial(self.offer, job, request, arrival))
 
-    def _stop_arrivals(self) -> None:
+    def _cancel_soon(self) -> None:
         with self._bell:
-            self._run.is_stopped = True
             self._bell.notify_all()
-
-    def _cancel_all(self) -> None:
-        for each in tuple(self._offered.values()):
-            each.cancel()
-        self._note_idle()
+        self.live.run_soon(lambda: [each.cancel() for each in tuple(self._offered.values())])
 
     def _on_end(self, name: str, error: str) -> None:
         self._offered.pop(name, None)
-        if error:  # of the runner itself, which ends all that it serves
-            self.error = error
-            self._stop_arrivals()
-        self._note_idle()
+        if error:  # the runner's own error, which ends all of its requests
+            self.error, self._ends = error, 0.0
+        self._note_settled(name)
 
-    def _note_idle(self) -> None:
-        with self._bell:  # `start` may be making the next run, which is not idle
-            is_news = self._run.is_stopped and not self._offered and not self._idle.is_set()
-            if is_news:
-                self._idle.set()
-        if is_news:
-            self._on_tick()
+    def _note_settled(self, name: str) -> None:
+        with self._bell:
+            self._sent.discard(name)
+            self._bell.notify_all()
 
     def _on_event(self, event: Event) -> None:
         offered = self._offered.get(event.request_id)

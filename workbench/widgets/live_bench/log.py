@@ -1,6 +1,6 @@
-"""Keep what a runner does as numbers over time, for a while: requests, queue, batch, pages, latencies.
+"""Record a runner's requests, queue, batch, pages and latencies as numbers over time.
 
-arrived = refused + waiting + running + ended, after every event. Older events than `kept_seconds` are dropped.
+arrived = refused + waiting + running + ended, after every event. Events older than `kept_seconds` are dropped.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from workbench.trace.slices import Track
 from workbench.trace.tracks import Tracks
 
 KEPT_SECONDS = 120.0
-MERGE_SECONDS = 1.0  # changes of one setting that follow each other within it are one mark
+MERGE_SECONDS = 1.0  # consecutive changes of one setting within this time are drawn as one mark
 CANCELLED = (FinishReason.CANCELLED.value, FinishReason.ERROR.value)
 Floats = NDArray[np.float64]
 
 
 class TimedValues:
-    """Values by time, in seconds on the runner's clock."""
+    """A series of values with their times, in seconds on the runner's clock."""
 
     def __init__(self) -> None:
         self._times, self._values = array("d"), array("d")
@@ -45,7 +45,7 @@ class TimedValues:
         return len(self._times)
 
     def add(self, time: float, value: float = 1.0) -> None:
-        """Add a value; times that go back by a rounding are moved to the one before."""
+        """Add a value; a time that is earlier than the last one, by rounding, is set to the last one."""
         self._times.append(max(time, self._times[-1]) if self._times else time)
         self._values.append(value)
 
@@ -63,7 +63,8 @@ class TimedValues:
 
 
 class StepPoint(NamedTuple):
-    """A step: from `begin` to `end`; it computes `running` requests and leaves `waiting` in the queue."""
+    """One step of the runner, from `begin` to `end` in seconds: it computes `running` requests and leaves `waiting`
+    ones in the queue."""
 
     end: float
     begin: float
@@ -77,7 +78,7 @@ class StepPoint(NamedTuple):
 
 
 def merge_changes(changes: Iterable[SettingsChanged]) -> list[SettingsChanged]:
-    """Merge changes of one setting that follow each other within `MERGE_SECONDS`; none is left where it is undone."""
+    """Merge consecutive changes of one setting within `MERGE_SECONDS`; drop merged changes that undo each other."""
     merged: list[SettingsChanged] = []
     for each in changes:
         near = (place for place, other in enumerate(merged) if other.name == each.name)
@@ -100,7 +101,8 @@ class _Open:
 
 
 class BenchLog:
-    """Record events in order with `record`; read the series, and the tracks of requests, at any time between."""
+    """The series of values and the tracks of requests that a load's events yield: `record` adds the next event, and
+    reads are allowed between calls."""
 
     def __init__(self, kept_seconds: float = KEPT_SECONDS):
         self.kept_seconds = kept_seconds
@@ -108,16 +110,16 @@ class BenchLog:
         self.steps: list[StepPoint] = []
         self.arrived, self.refused, self.started = TimedValues(), TimedValues(), TimedValues()
         self.ended, self.cancelled, self.preempted = TimedValues(), TimedValues(), TimedValues()
-        self.ttft, self.itl = TimedValues(), TimedValues()  # at the time of the token that ends the interval
+        self.ttft, self.itl = TimedValues(), TimedValues()  # seconds, at the time of the token that ends the interval
         self.tokens = TimedValues()  # output tokens
         self.num_arrived = self.num_refused = self.num_ended = 0  # since the beginning
-        self.begin = self.end = 0.0  # of what is kept, once there is an event
+        self.begin = self.end = 0.0  # times of the oldest and newest kept event, once there is one
         self.origin: float | None = None  # time of the first event
         self._open: dict[tuple[str, int], _Open] = {}
         self._num_running = 0
         self._rows: dict[int, int] = {}  # by id of a track: its row in the picture
         self._free_rows: list[int] = []
-        self._num_rows = 0
+        self.num_rows = 0  # rows that requests have had at once, since the beginning
 
     @property
     def num_running(self) -> int:
@@ -129,15 +131,16 @@ class BenchLog:
 
     @property
     def has_dropped(self) -> bool:
-        """Return whether there was something before `begin`."""
+        """Return whether the log has dropped events from before `begin`."""
         return self.origin is not None and self.begin > self.origin
 
     def row_of(self, track: Track) -> int:
-        """Return the row of a request: the lowest that was free when it came, and its own until it has ended."""
+        """Return the number of the row in which a request is drawn: the lowest row free at its arrival, reserved until
+        it ends."""
         return self._rows.get(id(track), 0)
 
     def advance(self, now: float) -> None:
-        """Let the time go on to `now`, and drop what is older than `kept_seconds`."""
+        """Move the log's end to `now`, and drop events older than `kept_seconds`."""
         if self.origin is None:
             self.origin = self.begin = self.end = now
         self.end = max(self.end, now)
@@ -148,16 +151,16 @@ class BenchLog:
         self.advance(event.time)
         key = event.request_id, event.sample
         if event.request_id and key not in self._open and not isinstance(event, Submitted):
-            if isinstance(event, Finished) and event.reason == FinishReason.REFUSED:  # before it came to the runner
+            if isinstance(event, Finished) and event.reason == FinishReason.REFUSED:  # before it reached the runner
                 self._arrive(event.time)
                 self._refuse(event.time)
-            return  # others were submitted before the log began
+            return  # any other such request was submitted before the log began
         self.tracks.record(event)
         match event:
             case Submitted():
                 self._arrive(event.time)
-                row = heapq.heappop(self._free_rows) if self._free_rows else self._num_rows
-                self._num_rows = max(self._num_rows, row + 1)
+                row = heapq.heappop(self._free_rows) if self._free_rows else self.num_rows
+                self.num_rows = max(self.num_rows, row + 1)
                 self._open[key] = _Open(row, event.arrival)
                 self._rows[id(self.tracks.requests[-1])] = row
             case Scheduled(action="admitted"):
@@ -176,27 +179,18 @@ class BenchLog:
 
     @property
     def changes(self) -> list[SettingsChanged]:
-        """Return the changes of settings, those that belong together as one."""
+        """Return the changes of settings; consecutive changes of one setting are merged."""
         return merge_changes(self.tracks.changes)
 
     def step_at(self, time: float) -> StepPoint | None:
-        """Return the step that was computed at `time`, or the last one before it."""
+        """Return the step that was running at `time`, or the last one before it; None before the first step."""
         place = bisect_left(self.steps, time, key=lambda step: step.begin)
         if place < len(self.steps) and self.steps[place].begin <= time:
             return self.steps[place]
         return self.steps[place - 1] if place else None
 
-    def next_step(self, time: float, by: int) -> float:
-        """Return when the next step after `time` begins, or with `by` < 0 the one before."""
-        begins = [step.begin for step in self.steps]
-        if by > 0:
-            place = bisect_left(begins, np.nextafter(time, np.inf))
-            return begins[place] if place < len(begins) else self.end
-        place = bisect_left(begins, time) - 1
-        return begins[place] if place >= 0 else self.begin
-
     def steps_between(self, begin: float, end: float) -> list[StepPoint]:
-        """Return the steps with begin <= their end < end."""
+        """Return the steps that end at a time with begin <= time < end."""
         first, last = (bisect_left(self.steps, time, key=lambda step: step.end) for time in (begin, end))
         return self.steps[first:last]
 
@@ -234,7 +228,7 @@ class BenchLog:
         tokens = event.prefill_tokens, event.decode_tokens
         pages = event.pages_used, event.pages_idle
         begin = event.time - event.wall_seconds
-        # The engine says which requests a step admits after it has planned it: by now those are out of the queue.
+        # The engine emits a step's admissions before this event: admitted requests have already left the queue.
         waiting, running = self.num_waiting, event.requests
         self.steps.append(StepPoint(event.time, begin, event.step, waiting, running, *tokens, *pages))
 

@@ -1,4 +1,4 @@
-"""Draw the panels of a load over one axis of time. Each returns its markup and its height."""
+"""Draw the panels of a load over one time axis. Each function returns markup and height in pixels."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import numpy as np
 
 from workbench import svg
 from workbench.svg import Axis, Scale
+from workbench.units import format_seconds
 from workbench.widgets.live_bench.log import BenchLog, StepPoint, TimedValues
 from workbench.widgets.live_bench.statistics import PERCENTILES, WINDOW_SECONDS, sliding_percentiles
 from workbench.widgets.pages.data import PageSnapshot
 from workbench.widgets.pages.picture import STRIP_HEIGHT, draw_strip
 from workbench.widgets.timeline.picture import draw_request
 
-LEFT, RIGHT = 104.0, 94.0  # pixels beside the axis of time: names of the panels, and the newest values
-ROWS_HEIGHT, MIN_ROW, MAX_ROW = 264.0, 6.0, 16.0  # of all requests, more where they are many; and of one
+LEFT, RIGHT = 104.0, 94.0  # margins in pixels: for panel names, and for the newest values
+ROWS_HEIGHT, MIN_ROW, MAX_ROW = 264.0, 6.0, 16.0  # of the requests' panel with many rows; bounds of one row's height
 PANEL_HEIGHT = 62.0
-PIXELS_A_POINT = 2.0  # of a line
-MOMENTS = 160  # at which percentiles are taken
+PIXELS_A_POINT = 2.0  # least distance of a line's points
+MOMENTS = 160  # points of a percentile line
 LABEL_HEIGHT = 12.0
 QUANTILE_LINES = (("l0", "", 1.8), ("l1", "5 2", 1.6), ("l5", "2 2", 1.6))  # class, dashes, width
 
@@ -31,7 +32,8 @@ def _name(y: float, *lines: str) -> str:
 
 
 def draw_requests(log: BenchLog, across: Scale, y: float) -> tuple[str, float]:
-    """Draw each request in the row that it has had since it came."""
+    """Draw each request in the row that it got at its arrival. The panel has room for the most rows so far: it grows,
+    and never shrinks under the pointer."""
     seen = []
     for track in log.tracks.requests:
         phases = log.tracks.phases(track)
@@ -42,11 +44,12 @@ def draw_requests(log: BenchLog, across: Scale, y: float) -> tuple[str, float]:
     parts = [
         draw_request(log.tracks, track, across, y + row * side, side, track.row["request_id"]) for row, track in seen
     ]
-    return svg.group(_name(y, "requests", f"{len(seen)} in sight"), *parts), max(ROWS_HEIGHT, rows * side)
+    room = max(2 * MAX_ROW, min(ROWS_HEIGHT, log.num_rows * MAX_ROW), rows * side)
+    return svg.group(_name(y, "requests", f"{len(seen)} in sight"), *parts), room
 
 
 def _points(steps: Sequence[StepPoint], across: Scale, name: str) -> list[tuple[float, float]]:
-    """Return (x, value) where a line of steps begins anew: the largest value of each few pixels."""
+    """Return the points (x, value) of a step line: the largest value within each `PIXELS_A_POINT` pixels."""
     points: list[tuple[float, float]] = []
     for step in steps:
         x, value = max(across(step.begin), across.begin), getattr(step, name)
@@ -72,7 +75,7 @@ def _visible_steps(log: BenchLog, across: Scale) -> list[StepPoint]:
 
 
 def draw_queue(log: BenchLog, across: Scale, y: float, max_waiting: int) -> tuple[str, float]:
-    """Draw the batch of each step as a filled line, the queue as a dashed one; a cross for each refused request."""
+    """Draw the batch of each step as a filled line, the queue as a dashed one, refused requests as crosses."""
     steps = _visible_steps(log, across)
     batch, queue = _points(steps, across, "running"), _points(steps, across, "waiting")
     most = max([4.0, *(value for _, value in (*batch, *queue))])
@@ -101,7 +104,7 @@ def draw_queue(log: BenchLog, across: Scale, y: float, max_waiting: int) -> tupl
 
 
 def _labels(labels: list[tuple[float, str, str]], x: float, top: float) -> list[str]:
-    """Draw (y, class of the line, text) beside the ends of lines, none upon another."""
+    """Draw labels (y, CSS class of the line, text) right of x, moved down where they would overlap."""
     parts, free = [], top - 4
     for y, css, words in sorted(labels):
         at = max(y, free + LABEL_HEIGHT / 2)
@@ -116,7 +119,7 @@ def _labels(labels: list[tuple[float, str, str]], x: float, top: float) -> list[
 def draw_pages(
     log: BenchLog, across: Scale, y: float, history: Sequence[PageSnapshot], numbers: dict[str, int]
 ) -> tuple[str, float]:
-    """Draw the pages of the first panel by owner: those of `PageMap`, over time."""
+    """Draw the pages of the first KV cache by owner over time, in the colours of `PageMap`."""
     begins = {step.step: step.begin for step in log.steps}
     first, last = (log.step_at(time) for time in (across.low, across.high))
     low, high = (each.step if each is not None else 0 for each in (first, last))
@@ -131,7 +134,7 @@ def draw_pages(
 
 
 def draw_latency(log: BenchLog, across: Scale, y: float, title: str, series: TimedValues) -> tuple[str, float]:
-    """Draw percentiles of the values within a window that ends at each moment."""
+    """Draw percentiles over a sliding window of `WINDOW_SECONDS`."""
     parts = [_name(y, title, f"over {WINDOW_SECONDS:g} s")]
     end = min(across.high, log.end)
     moments = np.linspace(max(across.low, log.begin), end, MOMENTS) if end > max(across.low, log.begin) else np.empty(0)
@@ -144,7 +147,7 @@ def draw_latency(log: BenchLog, across: Scale, y: float, title: str, series: Tim
     for value in up.ticks(3):
         parts += [
             svg.line(LEFT, up(value), across.end, up(value), class_="grid"),
-            svg.text(LEFT - 8, up(value) + 4, svg.format_seconds(value), class_="s faint e")
+            svg.text(LEFT - 8, up(value) + 4, format_seconds(value), class_="s faint e")
             if up(value) > y + 36 else "",
         ]  # fmt: skip
     labels = []
@@ -156,5 +159,5 @@ def draw_latency(log: BenchLog, across: Scale, y: float, title: str, series: Tim
         parts.append(svg.tag("path", class_=f"line {css}", stroke_width=wide, stroke_dasharray=dashes or None, d=d))
         there = line[~np.isnan(line)]
         if len(there):
-            labels.append((up(there[-1]), css, f"p{q} {svg.format_seconds(there[-1])}"))
+            labels.append((up(there[-1]), css, f"p{q} {format_seconds(there[-1])}"))
     return svg.group(*parts, *_labels(labels, across.end, y)), PANEL_HEIGHT

@@ -1,15 +1,15 @@
-"""Draw a load over one axis of time: requests, queue and batch, pages, percentiles of latencies."""
+"""Draw a load over one time axis: requests, queue and batch, pages, latency percentiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 import numpy as np
 
 from workbench import svg
 from workbench.svg import Scale
+from workbench.units import format_seconds
 from workbench.widgets.flow import paragraph
 from workbench.widgets.live_bench.log import BenchLog
 from workbench.widgets.live_bench.panels import LEFT, RIGHT, draw_latency, draw_pages, draw_queue, draw_requests
@@ -23,13 +23,14 @@ from workbench.widgets.live_bench.statistics import (
 from workbench.widgets.pages.data import PageSnapshot
 from workbench.widgets.pages.picture import PATTERNS
 from workbench.widgets.pages.picture import STYLE as PAGE_STYLE
+from workbench.widgets.time_axis.picture import TimeView, draw_marks, draw_ticks, place_axis
 from workbench.widgets.timeline.picture import REQUEST_MARKS, draw_legend
 from workbench.widgets.timeline.picture import STYLE as TIMELINE_STYLE
 
 GAP = 16.0  # between two panels
-CHANGE_ROWS = 3  # of labels of changed settings
-LONGEST_STATUS = 860.0  # pixels of the line on an overload
-FIGURE_WIDTH = 250.0  # of a name and its figure
+CHANGE_ROWS = 3  # rows of labels for changed settings
+LONGEST_STATUS = 860.0  # pixels of the longest overload message
+FIGURE_WIDTH = 250.0  # pixels of a name and its figure
 SETTING_NAMES = {
     "rate": ("load", "{}/s"), "long_share": ("long", "{:.0%}"), "shared_prefix": ("shared prefix", "{}"),
     "chunk_tokens": ("chunk", "{}"), "max_num_seqs": ("batch", "{}"), "policy": ("policy", "{}"),
@@ -38,20 +39,9 @@ STYLE = (
     TIMELINE_STYLE
     + PAGE_STYLE
     + ".wb-pic .warn{fill:#c0392b;font-weight:600}.wb-pic .no{stroke:#d55e00;stroke-width:1.4;fill:none}"
-    ".wb-pic .run{fill:#0072b2;fill-opacity:.3;stroke:#0072b2}.wb-pic .sel{fill:#0072b2;fill-opacity:.14}"
+    ".wb-pic .run{fill:#0072b2;fill-opacity:.3;stroke:#0072b2}.wb-pic .e{text-anchor:end}"
     ".wb-pic .over{stroke:var(--jp-layout-color0,#fff);stroke-width:3;paint-order:stroke;pointer-events:none}"
-    ".wb-pic .cur{stroke:#d55e00;stroke-width:1.6}.wb-pic .e{text-anchor:end}.wb-pic .m{text-anchor:middle}"
 )
-
-
-@dataclass(frozen=True)
-class TimeView:
-    """The visible part of the axis in seconds on the runner's clock, the cursor, and the selection."""
-
-    low: float
-    high: float
-    cursor: float | None = None
-    selection: tuple[float, float] | None = None
 
 
 def draw_bench(
@@ -68,15 +58,15 @@ def draw_bench(
 
     Args:
         log: what happened.
-        view: the part in sight.
+        view: the visible part of the axis.
         history: snapshots of the pages, oldest first.
-        numbers: of the pages' owners.
-        max_waiting: requests that may wait.
-        width: of the picture, in pixels.
-        marks: whether to draw cursor and selection; a live view has them above the picture.
-        note: what is said after the rates.
+        numbers: colour number of each page owner.
+        max_waiting: limit of the queue, in requests.
+        width: width of the picture in pixels.
+        marks: whether to draw cursor and selection; in a live view the browser draws them.
+        note: text after the rates.
     """
-    across = Scale(view.low, max(view.high, view.low + 1e-4), LEFT, width - RIGHT)
+    across = view.across(LEFT, width - RIGHT)
     parts, y = _status(log, max_waiting, width, note)
     changes, more = _changes(log, across, y)
     top = y + more
@@ -94,30 +84,27 @@ def draw_bench(
         body.append(markup)
         y += high + GAP
     bottom = y - GAP
-    grid = _grid(log, across, top + 12, bottom)
+    grid = _grid(log, across, top + 12, bottom, width)
     legend, more = draw_legend(REQUEST_MARKS, 8, bottom + 14, width)
-    axis = svg.group(
-        data_axis=f"{view.low!r} {view.high!r} {across.begin!r} {across.end!r} {top!r} {bottom!r} {log.begin!r}"
-    )
     return svg.document(
         width, bottom + 20 + more,
-        svg.tag("style", STYLE), PATTERNS, *parts, changes, grid, *body, axis,
-        _marks(view, across, top, bottom) if marks else "", legend,
+        svg.tag("style", STYLE), PATTERNS, *parts, changes, grid, *body,
+        place_axis(across, top, bottom, log.begin), draw_marks(view, across, top, bottom) if marks else "", legend,
         title=f"A load over time: {log.num_arrived} requests arrived, {log.num_refused} refused, {log.num_ended} ended",
     )  # fmt: skip
 
 
 def describe_moment(log: BenchLog, time: float) -> str:
-    """Describe what there is at a moment, in one line."""
+    """Describe step, queue, batch, pages and latency percentiles at a time, in one line."""
     step = log.step_at(time)
     head = f"at {time - (log.origin or 0.0):.3f} s"
     if step is None:
         return f"{head}: {f'dropped, {kept_words(log)}' if log.has_dropped else 'no step yet'}"
-    where = f"step {step.step}" if time <= step.end else f"after step {step.step}"
-    took = svg.format_seconds(step.end - step.begin)
+    where = f"step {step.step}" if time <= step.end else f"after step {step.step}, which had"
+    took = format_seconds(step.end - step.begin)
     work = f"{step.prefill_tokens} prefill and {step.decode_tokens} decode tokens in {took}"
     values = [
-        f"{name} " + " / ".join(svg.format_seconds(None if np.isnan(each) else each) for each in cut[:, 0])
+        f"{name} " + " / ".join(format_seconds(None if np.isnan(each) else each) for each in cut[:, 0])
         for name, cut in (
             ("TTFT", sliding_percentiles(log.ttft, [time])),
             ("ITL", sliding_percentiles(log.itl, [time])),
@@ -130,12 +117,12 @@ def describe_moment(log: BenchLog, time: float) -> str:
 
 
 def kept_words(log: BenchLog) -> str:
-    """Return what a log keeps, in words."""
+    """Return a text that states how many seconds the log keeps."""
     return f"only the last {log.kept_seconds:g} s are kept"
 
 
 def draw_statistics(stats: WindowStatistics, origin: float, width: float) -> str:
-    """Draw a selection's figures as a table, several side by side in a row."""
+    """Draw a selection's figures as a table with several figures a row, as `width` (pixels) allows."""
     cells = [(name, _figure(value, unit)) for name, value, unit in stats.rows()]
     columns = max(1, int(width // FIGURE_WIDTH))
     rows = [cells[first : first + columns] for first in range(0, len(cells), columns)]
@@ -161,11 +148,11 @@ def _cells(figure: tuple[str, str]) -> str:
 def _figure(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
-    return svg.format_seconds(value) if unit == "s" else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return format_seconds(value) if unit == "s" else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def change_words(name: str, old: str, new: str) -> str:
-    """Return a change of a setting as its mark says it: `chunk 64 → 16`."""
+    """Return the label of a changed setting, such as `chunk 64 → 16`."""
     known, form = SETTING_NAMES.get(name, (name, "{}"))
 
     def value(text: str) -> str:
@@ -178,7 +165,7 @@ def change_words(name: str, old: str, new: str) -> str:
 
 
 def _status(log: BenchLog, max_waiting: int, width: float, note: str) -> tuple[list[str], float]:
-    """Draw counts since the beginning, and the rates of the last seconds."""
+    """Draw the counts since the beginning, and the latest rates or an overload message; return markup and height."""
     last = window_statistics(log, log.end - WINDOW_SECONDS, np.nextafter(log.end, np.inf))
     total = (
         f"{log.num_arrived} arrived = {log.num_refused} refused + {log.num_waiting} waiting + {log.num_running} "
@@ -190,12 +177,12 @@ def _status(log: BenchLog, max_waiting: int, width: float, note: str) -> tuple[l
     )
     problem = overload(log, max_waiting)
     lines = paragraph(problem or rates + note, 8, 30, width - 16, class_="s warn" if problem else "s faint")
-    # Room for what an overload says, so that nothing below moves when it is said.
+    # Leave space for an overload message, so that the panels below do not move when it appears.
     return [svg.text(8, 14, total, class_="b"), *lines], 38.0 if width > LONGEST_STATUS else 53.0
 
 
 def _changes(log: BenchLog, across: Scale, y: float) -> tuple[str, float]:
-    """Draw where a setting changed: a few rows of labels, those without room as a line with a tip."""
+    """Draw a line with a tooltip at each change of a setting, and a label where it fits; return markup and height."""
     ends, lines, labels = [0.0] * CHANGE_ROWS, list[str](), list[str]()
     for change in log.changes:
         if not across.low <= change.time <= across.high:
@@ -211,29 +198,11 @@ def _changes(log: BenchLog, across: Scale, y: float) -> tuple[str, float]:
     return svg.group(*lines, *labels), 4.0 + 13 * CHANGE_ROWS
 
 
-def _grid(log: BenchLog, across: Scale, top: float, bottom: float) -> str:
-    """Draw the axis of time, with seconds since the first event; changes of settings go through all panels."""
-    origin = log.origin or 0.0
-    seconds = Scale(across.low - origin, across.high - origin, across.begin, across.end)
-    parts = []
-    for value in seconds.ticks(max(3, int((across.end - across.begin) / 90))):
-        x = seconds(value)
-        parts += [
-            svg.line(x, top, x, bottom, class_="grid"),
-            svg.text(x, top - 2, f"{value:g} s", class_="s faint m"),
-        ]
+def _grid(log: BenchLog, across: Scale, top: float, bottom: float, width: float) -> str:
+    """Draw the time axis, and lines through all panels at changes of settings."""
+    parts = [draw_ticks(across, log.origin or 0.0, top, bottom, width)]
     for change in log.changes:
         if across.low <= change.time <= across.high:
             x = across(change.time)
             parts.append(svg.line(x, top, x, bottom, class_="line chg", stroke_opacity=0.45, pointer_events="none"))
-    return svg.group(*parts)
-
-
-def _marks(view: TimeView, across: Scale, top: float, bottom: float) -> str:
-    parts = []
-    if view.selection is not None:
-        low, high = (across(min(max(each, across.low), across.high)) for each in view.selection)
-        parts.append(svg.rect(low, top, high - low, bottom - top, class_="sel"))
-    if view.cursor is not None and across.low <= view.cursor <= across.high:
-        parts.append(svg.line(across(view.cursor), top, across(view.cursor), bottom, class_="line cur"))
     return svg.group(*parts)

@@ -1,4 +1,4 @@
-"""Check a scheduler's settings as they are entered, and hand them to a runner that is busy."""
+"""Check scheduler settings when they are entered, and apply them to a running runner."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SETTINGS = ("policy", "chunk_tokens", "max_num_seqs")
 
 
 class ScheduleSettings:
-    """The settings of a runner's scheduler that a view has as traits: a policy is its name, or a path.
+    """The scheduler settings of a runner that a view offers as traits; a policy is given by its name or path.
 
-    `in_force` are the values by which the runner plans. Its policy may be one that no name says; `policies` has it by
-    what stands for it.
+    `in_force` holds the values that the runner uses now. `policies` maps each name or path to a policy, with the
+    runner's present one, which may not be built in.
     """
 
     def __init__(self, live: RunnerThread):
@@ -32,10 +32,10 @@ class ScheduleSettings:
             "policy": policy, "chunk_tokens": chunk, "max_num_seqs": present.max_num_seqs,
         }  # fmt: skip
         self.policies: dict[str, Any] = {name: name for name in BUILT_IN_POLICIES} | {policy: present.policy}
-        self._newest: dict[str, object] = {}  # by setting: the change that was asked for last
+        self._newest: dict[str, object] = {}  # by setting: a token of the latest change
 
     def check(self, name: str, value: Any) -> None:
-        """Raise WorkbenchError where the runner cannot take the value."""
+        """Raise WorkbenchError if the runner cannot use `value` for the setting `name`."""
         if value == self.in_force[name]:
             return
         runner = self._live.runner
@@ -43,13 +43,13 @@ class ScheduleSettings:
         parse_policy(changed.policy, changed.kind)
 
     def change(self, name: str, value: Any, done: Callable[[str, Any], None]) -> None:
-        """Change a setting between two steps of the runner, soon.
+        """Change a setting soon, between two steps of the runner.
 
         Args:
-            name: of the setting.
+            name: name of the setting.
             value: the new value.
-            done: receives, in the owner's thread, why the runner refused it (else an empty text) and the value in
-                force, unless another change of this setting was asked for meanwhile.
+            done: called in the runner's thread with the runner's error ("" on success) and the value in force, unless
+                a later change of this setting was requested meanwhile.
         """
         self._newest[name] = asked = object()
 
@@ -67,7 +67,7 @@ class ScheduleSettings:
 
 
 def _change(runner: Runner, setting: dict[str, Any]) -> str:
-    """Change a setting; return why it was refused, an empty text where it was not."""
+    """Change a setting; return the runner's error, or "" on success."""
     try:
         runner.set_schedule(**setting)
     except Exception as error:

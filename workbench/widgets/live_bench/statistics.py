@@ -1,4 +1,4 @@
-"""Count what happened between two moments, from a log's events; and percentiles over a window that slides."""
+"""Summarize the events between two times of a log, and compute percentiles over a sliding window."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from workbench.runs.metrics import percentile
 from workbench.widgets.live_bench.log import BenchLog, Floats, TimedValues
 
 PERCENTILES = (50, 95, 99)
-WINDOW_SECONDS = 5.0  # of the percentiles and rates
+WINDOW_SECONDS = 5.0  # window of percentiles and rates
 
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """Counts from `begin` to `end`, and latencies in seconds; None without values.
+    """Counts of events from `begin` to `end`, and latencies in seconds; None without values.
 
-    `started` are first admissions, `ended` requests that ended of themselves. A step, a token and a latency belong to
-    the moment at which they end. `ttft` and `itl` are percentiles, in the order of `PERCENTILES`. `dropped` are the
-    seconds before `begin` that were asked for and that the log no longer keeps.
+    `started` counts first admissions, `ended` requests that were not refused, cancelled or failed. A step, a token and
+    a latency count at the time of their end. `ttft` and `itl` are percentiles, in the order of `PERCENTILES`. `dropped`
+    is the requested time before `begin`, in seconds, that the log no longer keeps.
     """
 
     begin: float
@@ -82,13 +82,14 @@ class WindowStatistics:
 
 
 def kept_statistics(log: BenchLog, begin: float, end: float) -> WindowStatistics:
-    """Count what happened in begin <= time < end as far as the log keeps it: the duration is that of the counts."""
+    """Return the statistics of begin <= time < end, as far as the log still keeps that time; the dropped part is noted
+    in `dropped`."""
     first = min(max(begin, log.begin), max(begin, end)) if log.has_dropped else begin
     return replace(window_statistics(log, first, end), dropped=first - begin)
 
 
 def window_statistics(log: BenchLog, begin: float, end: float) -> WindowStatistics:
-    """Count what a log has in begin <= time < end."""
+    """Return the statistics of a log's events within begin <= time < end."""
     steps = log.steps_between(begin, end)
 
     def mean(name: str) -> float | None:
@@ -116,8 +117,7 @@ def window_statistics(log: BenchLog, begin: float, end: float) -> WindowStatisti
 
 
 def sliding_percentiles(series: TimedValues, moments: Sequence[float], seconds: float = WINDOW_SECONDS) -> Floats:
-    """Return [percentile, moment]: at each moment the percentiles of the values of the `seconds` before it; NaN without
-    values."""
+    """Return percentiles [percentile, moment] of the values within `seconds` before each moment; NaN without values."""
     out = np.full((len(PERCENTILES), len(moments)), np.nan)
     if not len(moments):
         return out
@@ -131,7 +131,7 @@ def sliding_percentiles(series: TimedValues, moments: Sequence[float], seconds: 
 
 
 def overload(log: BenchLog, max_waiting: int, seconds: float = WINDOW_SECONDS) -> str:
-    """Return what the last seconds say of a load that the runner cannot keep up with; empty where it can."""
+    """Return a message if the runner was overloaded during the last `seconds`, else an empty text."""
     last = window_statistics(log, log.end - seconds, np.nextafter(log.end, np.inf))
     if last.refused:
         return (

@@ -1,4 +1,4 @@
-"""Draw the requests of an open-loop load: when they arrive, and what each is like."""
+"""Sample the requests of an open-loop load: arrival times, prompts and lengths."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters, random_token_ids
 
-SYSTEM_TOKENS = 32  # at the beginning of each prompt: the same for all where the prefix is shared
-SHORT_PROMPT, SHORT_OUTPUT = (40, 80), (8, 24)  # tokens, from and to: of a chat, its system prompt included
-LONG_PROMPT, LONG_OUTPUT = (320, 448), (4, 12)  # of a document
+SYSTEM_TOKENS = 32  # tokens at the begin of each prompt; equal for all requests with `shared_prefix`
+SHORT_PROMPT, SHORT_OUTPUT = (40, 80), (8, 24)  # a chat: smallest and largest number of tokens, with system prompt
+LONG_PROMPT, LONG_OUTPUT = (320, 448), (4, 12)  # a document: smallest and largest number of tokens
 LONGEST_REQUEST = LONG_PROMPT[1] + max(LONG_OUTPUT[1], SHORT_OUTPUT[1])  # tokens
 
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """An open-loop load: Poisson arrivals at `rate` requests a second, whether or not earlier ones have ended."""
+    """The settings of an open-loop load: Poisson arrivals at `rate` requests per second, whether or not earlier
+    requests have ended."""
 
     rate: float = 6.0
-    long_share: float = 0.1  # of the requests: long prompts with short answers; the others are chats
+    long_share: float = 0.1  # fraction of requests with long prompts and short answers; the others are chats
     shared_prefix: bool = False  # whether all prompts begin with one system prompt
 
     def __post_init__(self) -> None:
@@ -30,10 +31,10 @@ class LoadSettings:
 
 
 class PoissonArrivals:
-    """Arrival times of a Poisson process whose rate may change at any time.
+    """The arrival times of a Poisson process whose rate may change at any time.
 
     The next arrival is due when the integral of the rate reaches a number drawn from the exponential distribution, so
-    a change of the rate holds at once, also for the arrival that is awaited.
+    a change of the rate also affects the next arrival.
     """
 
     def __init__(self, start: float, rng: random.Random):
@@ -41,7 +42,7 @@ class PoissonArrivals:
         self._left = rng.expovariate(1.0)  # expected arrivals until the next one
 
     def advance(self, until: float, rate: float) -> list[float]:
-        """Return the arrivals up to `until`, at `rate` a second since the last call."""
+        """Return the arrival times from the last call up to `until`, at `rate` requests a second."""
         times: list[float] = []
         while rate * (until - self._now) >= self._left:
             self._now += self._left / rate
@@ -52,12 +53,13 @@ class PoissonArrivals:
         return times
 
     def seconds_to_next(self, rate: float) -> float:
-        """Return the seconds from the last call of `advance` to the next arrival at `rate`."""
+        """Return the seconds from the end of the last `advance` to the next arrival, at `rate` requests a second."""
         return self._left / rate if rate else float("inf")
 
 
 class RequestSource:
-    """Requests of random tokens, greedy, each of exactly its length: what they cost depends on no text."""
+    """A source of greedy requests with random tokens and fixed output lengths, so that their cost depends on no
+    text."""
 
     def __init__(self, vocab_size: int, seed: int = 0, name: str = "bench"):
         self._vocab, self._rng, self._name = vocab_size, random.Random(seed), name

@@ -1,11 +1,10 @@
-"""Serve a load of many requests, change it while it runs, and show all of it over one axis of time."""
+"""Serve a load of many requests, change it while it runs, and show it over one time axis."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from contextlib import ExitStack
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -13,47 +12,49 @@ import traitlets
 
 from workbench import svg
 from workbench.errors import WorkbenchError, nearest
-from workbench.stop_button import register_stoppable
 from workbench.trace.events import Event, Finished, SettingsChanged, Stepped
+from workbench.units import format_percent
 from workbench.widgets.compare.export import ExportButtons
 from workbench.widgets.live_bench.controls import control_rows
 from workbench.widgets.live_bench.load import LoadGenerator, attach_runner, measure_capacity
-from workbench.widgets.live_bench.log import BenchLog
-from workbench.widgets.live_bench.navigation import TimeNavigation
+from workbench.widgets.live_bench.log import KEPT_SECONDS, BenchLog
 from workbench.widgets.live_bench.picture import describe_moment, draw_bench, draw_statistics, kept_words
 from workbench.widgets.live_bench.schedule import SETTINGS, ScheduleSettings
 from workbench.widgets.live_bench.statistics import WINDOW_SECONDS, WindowStatistics, kept_statistics
-from workbench.widgets.live_bench.time_axis import TimeAxis
 from workbench.widgets.live_bench.traffic import LoadSettings
 from workbench.widgets.pages.data import SnapshotLog, panels_of_runner, snapshot_listener, take_snapshot
 from workbench.widgets.pages.picture import draw_page_map
+from workbench.widgets.settings_form.form import error_markup
+from workbench.widgets.time_axis.navigation import TimeNavigation
 from workbench.widgets.view import MarkupWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
-RUN_SECONDS = 120.0  # of a press on the button; a load that is forgotten ends
-REDRAW_SECONDS, STILL_SECONDS = 0.5, 2.0  # between two pictures while requests are served; with reduced motion
-TRIM_STEPS = 256  # between two looks at old snapshots of pages
+RUN_SECONDS = 120.0  # duration of a load; bounded, so that a forgotten load ends
+REDRAW_SECONDS, STILL_SECONDS = 0.5, 2.0  # between two redraws while requests are served; with reduced motion
+SPAN_SECONDS = 12.0  # visible while the newest event is followed
+TRIM_STEPS = 256  # steps between two deletions of old page snapshots
 LOAD_TRAITS = ("rate", "long_share", "shared_prefix")
 
 
 class LiveBench(TimeNavigation):
-    """A load of many requests on a runner, whose settings change while it runs, over one axis of time.
+    """A view of a load of many requests on a runner over one time axis, with settings that can be changed while it
+    runs.
 
-    Requests arrive at `rate` a second whether or not earlier ones have ended (open loop). Unless it is given, what the
-    runner serves is measured first, for some seconds, and the load begins at a half of this `capacity`. `long_share` of
-    them have long prompts, and with `shared_prefix` all begin alike. `policy`, `chunk_tokens` (prefill tokens of a
-    step) and `max_num_seqs` are the scheduler's; each holds from the next step on, and no request is lost. Where
-    `max_waiting` wait, more are refused and counted. These and `span` may be given as `settings`; a value that cannot
-    be is refused, and all stays as it was.
+    Requests arrive at `rate` a second whether or not earlier ones have ended (open loop). Without a given `rate` the
+    runner's `capacity` (requests a second) is measured first, for some seconds, and the load begins at half of it. A
+    fraction `long_share` of the requests have long prompts; with `shared_prefix` all prompts begin alike. `policy`,
+    `chunk_tokens` (prefill tokens of a step) and `max_num_seqs` belong to the scheduler; a change takes effect at the
+    next step and loses no request. While `max_waiting` requests wait, new ones are refused and counted. These traits
+    and `span` may be given as `settings`; an invalid value is refused and changes nothing.
 
-    `run`, `stop` and `wait` are the buttons. `cursor` is a time, None for the newest; `selected` two times, of which
-    `statistics()` counts what happened. `follow` keeps the newest `span` seconds in sight. Times are seconds since the
-    first event. Everything of the last two minutes is kept, older is dropped. All that is shown was measured, drawing
-    included: it takes a part of the time that the requests take.
+    `run` and `stop` are the button's methods. `cursor` is a time, or None for the newest; `selected` holds begin and
+    end of the time that the table summarizes. `follow` keeps the newest `span` seconds visible. Times are seconds since
+    the first event. The last two minutes are kept. All figures are measured, drawing included: it takes processor time
+    from the requests.
 
-    A `runner` that is given stays open, and everything that it does is shown.
+    A given `runner` stays open, and all of its requests are shown.
     """
 
     engine_fields = ("_live", "_runner", "_schedule", "_load")
@@ -65,6 +66,10 @@ class LiveBench(TimeNavigation):
     max_num_seqs = traitlets.Int(8)
     running = traitlets.Bool(False)
     problem = traitlets.Unicode()
+    span = traitlets.Float(SPAN_SECONDS)
+
+    kept_seconds = KEPT_SECONDS
+    min_window = SPAN_SECONDS
 
     _load: LoadGenerator | None = None
     _schedule: ScheduleSettings | None = None
@@ -72,7 +77,7 @@ class LiveBench(TimeNavigation):
 
     def __init__(self, runner: Runner | None = None, *, max_waiting: int = 24, seed: int = 0, **settings: Any):
         super().__init__()
-        self._resources = ExitStack()  # what was begun, to be ended in the other order
+        self._resources = ExitStack()  # ended in reverse order by `close`
         try:
             for name in settings:
                 known = (*LOAD_TRAITS, *SETTINGS, "span")
@@ -91,7 +96,7 @@ class LiveBench(TimeNavigation):
             raise
 
     def _set(self, settings: dict[str, Any]) -> None:
-        """Take the settings, and measure the capacity unless a load is given."""
+        """Apply the settings, and measure the capacity if no rate is given."""
         self._schedule = ScheduleSettings(self._live)
         for name, value in self._schedule.in_force.items():
             self.set_trait(name, value)
@@ -104,9 +109,8 @@ class LiveBench(TimeNavigation):
             self.rate = max(1.0, round(self.capacity) / 2)
 
     def _build(self) -> list[ipywidgets.Widget]:
-        """Make what is shown; return the rows of controls."""
+        """Create axis, table and page map; return the rows of controls."""
         assert self._schedule is not None
-        self.axis = TimeAxis(self._on_axis)
         self.table = ipywidgets.HTML()
         self.export = ExportButtons(
             "selection", csv=lambda: self._selection_statistics().csv(), png=lambda: self._draw(True)
@@ -114,17 +118,16 @@ class LiveBench(TimeNavigation):
         self.export.layout.display = "none"
         self._alert = ipywidgets.HTML(layout={"min_height": "0"})
         self.pages = MarkupWidget()
-        self.watch("follow", "window", "cursor", "selected", "span")
-        self.observe(lambda _: self._read(), ["cursor", "selected"])
+        self.watch("cursor", "selected")
         self.observe(self._on_load, LOAD_TRAITS)
         self.observe(self._on_problem, "problem")
         self.observe(self._on_running, "running")
-        max_rate = max(10.0, round(2 * (self.capacity or self.rate)))  # what cannot be served is right of the middle
+        max_rate = max(10.0, round(2 * (self.capacity or self.rate)))  # the slider's middle is the capacity
         tip = f"requests arrive for {RUN_SECONDS:g} s"
         return control_rows(self, tip, max_rate, self._schedule.policies, self._runner.config.schedule)
 
     def _listen(self, max_waiting: int, seed: int) -> None:
-        """Log what the runner does from now on, and be ready to make a load."""
+        """Log the runner's events from now on, and create the load generator."""
         self._fresh: deque[Event] = deque()
         self._log, self._redraw_due = BenchLog(), False
         self._drawing_seconds = 0.0
@@ -134,8 +137,7 @@ class LiveBench(TimeNavigation):
         self._load = LoadGenerator(self._live, self._load_settings, self._append, self._tick, max_waiting, seed)
         for listener in (self._append, note):
             self._resources.callback(self._live.listen(listener))
-        self._resources.callback(self._load.close)  # before those: the log has the ends of its requests
-        register_stoppable(self._load)
+        self._resources.callback(self._load.close)  # runs before those two: the log gets the ends of its requests
 
     @traitlets.validate("rate", "long_share")
     def _validate_load(self, proposal: Any) -> float:
@@ -150,25 +152,25 @@ class LiveBench(TimeNavigation):
 
     @property
     def log(self) -> BenchLog:
-        """Return the log of everything so far."""
+        """Return the log, with all events so far."""
         with self._lock:
             self._drain()
             return self._log
 
     def run(self, seconds: float = RUN_SECONDS) -> None:
-        """Have requests arrive for so many seconds, in the background."""
+        """Start the load in the background: requests arrive for `seconds`."""
         assert self._load is not None
         if not self._closed:
             self.problem, self.running = "", True
             self._load.start(seconds)
 
     def stop(self) -> None:
-        """End the load and cancel its requests, soon."""
+        """End the load soon and cancel its requests."""
         if self._load is not None:
             self._load.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the load is over and its requests have ended, or so many seconds; return whether they have."""
+        """Wait until the load and its requests have ended, at most `seconds`; return whether they have ended."""
         assert self._load is not None
         done = self._load.wait(seconds)
         self.throttle.flush()
@@ -176,9 +178,9 @@ class LiveBench(TimeNavigation):
         return done
 
     def statistics(self, begin: float | None = None, end: float | None = None) -> WindowStatistics:
-        """Count what happened from `begin` to `end`, in seconds since the first event; all that is kept by default.
+        """Return the statistics from `begin` to `end`, in seconds since the first event (default: all kept events).
 
-        Before the first event all are 0; of what is no longer kept there are the seconds, `dropped`.
+        Without events all counts are 0. `dropped` is the requested time that the log no longer keeps, in seconds.
         """
         with self._lock:
             log = self.log
@@ -218,7 +220,7 @@ class LiveBench(TimeNavigation):
         return LoadSettings(self.rate, self.long_share, self.shared_prefix)
 
     def _append(self, event: Event) -> None:
-        """Keep an event for the next picture, in the thread in which it happened."""
+        """Queue an event for the next redraw; called in the thread that emits it."""
         self._fresh.append(event)
         if isinstance(event, Stepped) and event.step % TRIM_STEPS == 0:
             for first in self._log.steps[:1]:  # another thread may drop it meanwhile
@@ -232,7 +234,7 @@ class LiveBench(TimeNavigation):
             self.throttle.mark_later(STILL_SECONDS if self.axis.still else REDRAW_SECONDS)
 
     def _tick(self) -> None:
-        """Let the time go on, in the load's thread, and at its end."""
+        """Record queued events and move the log's end to now; called in the load's thread, and at the load's end."""
         with self._lock:
             self._drain()
             if self._log.origin is not None:
@@ -254,7 +256,7 @@ class LiveBench(TimeNavigation):
             seconds = log.end - self._origin
             note = ""
             if seconds > WINDOW_SECONDS:
-                note = f"; drawing takes {self._drawing_seconds / seconds:.0%} of a core"
+                note = f"; drawing takes {format_percent(self._drawing_seconds / seconds)} of a core"
             if self.capacity is not None:
                 note += f"; about {self.capacity:.2g} requests/s were served before the load"
             return draw_bench(
@@ -272,14 +274,20 @@ class LiveBench(TimeNavigation):
                 note = f"the oldest, {kept_words(log)}"
             return draw_page_map(seen, [seen], snapshots.owner_numbers, note=note, width=float(self.width))
 
+    def _times(self) -> tuple[float, float, float]:
+        log = self.log
+        return (0.0, 0.0, 0.0) if log.origin is None else (log.origin, log.begin, log.end)
+
+    def _step_begins(self) -> list[float]:
+        return [step.begin for step in self.log.steps]
+
+    def _describe(self, time: float) -> str:
+        return describe_moment(self.log, time)
+
     def _read(self) -> None:
-        """Describe the moment of the cursor, and show the selection's figures."""
+        """Describe the time at the cursor, and show the selection's figures."""
         with self._lock:
-            log = self.log
-            moment = log.end if self.cursor is None else self._origin + self.cursor
-            self.axis.reading = describe_moment(log, moment)
-            self.axis.cursor = None if self.cursor is None else self._origin + self.cursor
-            self.axis.selection = [self._origin + each for each in self.selected]
+            super()._read()
             if self.selected:
                 self.table.value = draw_statistics(self._selection_statistics(), self._origin, float(self.width))
             elif self.table.value:
@@ -295,7 +303,7 @@ class LiveBench(TimeNavigation):
         self.problem = ""
 
     def _on_schedule(self, change: dict[str, Any]) -> None:
-        """Hand a setting to the scheduler, between two of its steps; show the one in force where it is refused."""
+        """Change a scheduler setting between two steps; a refused setting returns to the value in force."""
         assert self._schedule is not None
         name = change["name"]
 
@@ -306,8 +314,7 @@ class LiveBench(TimeNavigation):
         self._schedule.change(name, change["new"], done)
 
     def _on_problem(self, _: Any) -> None:
-        words = escape(self.problem)
-        self._alert.value = f'<span role="alert" style="color:#c0392b">{words}</span>' if words else ""
+        self._alert.value = error_markup(self.problem)
 
     def _on_running(self, _: Any) -> None:
         if not self.running and not self._closed:

@@ -1,1 +1,1 @@
-"""Memory of a model: weights, cache and activations."""
+"""Show the memory of a model: weights, cache and activations."""

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
 
 from workbench import svg
-from workbench.memory.report import format_bytes
-from workbench.svg import CHARACTER_WIDTH, Axis, Scale
+from workbench.svg import CHARACTER_WIDTH, Scale
+from workbench.units import BYTES, format_bytes, format_percent, largest_unit
+from workbench.widgets.table import draw_table
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 780, 120, 110, 26, 30, 20
-MAX_LIMIT_RATIO = 8  # a memory so many times the largest bar lies beyond the picture
+MAX_LIMIT_RATIO = 8  # a memory larger than this multiple of the largest bar is not on the axis
 PARTS = ("weights", "cache", "activations")
 LETTERS = tuple(name[0].upper() for name in PARTS)
-HEADS = ("the runner, as loaded", "predicted", "measured", "difference")
-RIGHT_ALIGNED = "style='text-align:right;white-space:nowrap'"
-TABLE_SPACING = "style='border-spacing:10px 1px'"
-TEXT_COLOURS = ("#ffffff", "#000000", "#000000")  # read on the first three series colours
+TEXT_COLOURS = ("#ffffff", "#000000", "#000000")  # text colours on the first three series colours
 
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """One bar: bytes of its parts, as in `PARTS`; with a `problem` there are none."""
+    """One bar of the picture: the bytes of its parts, in the order of `PARTS`, or the `problem` that makes it
+    impossible."""
 
     name: str
     bytes: tuple[float, ...] = ()
@@ -37,7 +37,7 @@ class MemoryBar:
 
 @dataclass(frozen=True)
 class MemoryTableRow:
-    """One line of the table: a letter that the bar has too, what it is, its bytes, and how they come about."""
+    """One row of the table: the letter of the bar's part, its name, its bytes, and the formula of the bytes."""
 
     letter: str
     name: str
@@ -46,7 +46,7 @@ class MemoryTableRow:
 
 
 def scale_of(stacks: Sequence[MemoryBar], available: float | None, width: float = WIDTH) -> Scale:
-    """From bytes to pixels; `available` is in it unless it is far beyond."""
+    """Return the scale from bytes to pixels; it includes `available` bytes unless they are far beyond the bars."""
     most = max([stack.total for stack in stacks] or [0]) or 1
     if available is not None and available < MAX_LIMIT_RATIO * most:
         most = max(most, available)
@@ -56,7 +56,13 @@ def scale_of(stacks: Sequence[MemoryBar], available: float | None, width: float 
 def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str, width: float = WIDTH) -> str:
     across = scale_of(stacks, available, width)
     bottom = TOP + ROW * len(stacks)
-    parts = [*svg.x_axis(across, Axis(""), TOP - 4, bottom, 5, lambda value: format_bytes(value) if value else "0")]
+    unit, size = largest_unit(across.high, BYTES)
+    axis = replace(across, high=across.high / size)  # in units, so that ticks are round numbers
+    parts = []
+    for value in axis.ticks(5):
+        words = f"{value:g} {unit}" if value else "0"
+        parts.append(svg.line(axis(value), TOP - 4, axis(value), bottom, class_="grid"))
+        parts.append(svg.text(axis(value), bottom + 15, words, text_anchor="middle", class_="faint"))
     for row, stack in enumerate(stacks):
         parts += _bar(across, stack, TOP + ROW * row, row == 0)
     if available is not None:
@@ -64,37 +70,26 @@ def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str, 
     return svg.document(width, bottom + 24, *parts, title=title)
 
 
-def draw_table(lines: Sequence[MemoryTableRow], total: float) -> str:
-    rows = "".join(
-        f"<tr><td>{_swatch(line.letter)}</td><td>{escape(line.name)}</td><td {RIGHT_ALIGNED}>{line.bytes:,.0f}</td>"
-        f"<td {RIGHT_ALIGNED}>{format_bytes(line.bytes)}</td>"
-        f"<td style='text-align:left'>{escape(line.formula)}</td></tr>"
-        for line in lines
-    )
-    whole = (
-        f"<tr><th></th><th>in all</th><th {RIGHT_ALIGNED}>{total:,.0f}</th>"
-        f"<th {RIGHT_ALIGNED}>{format_bytes(total)}</th><th></th></tr>"
-    )
-    heads = (
-        f"<tr><th></th><th>part</th><th {RIGHT_ALIGNED}>bytes</th><th></th>"
-        "<th style='text-align:left'>formula</th></tr>"
-    )
-    return f"<table {TABLE_SPACING}>{heads}{rows}{whole}</table>"
+def draw_parts(lines: Sequence[MemoryTableRow], total: float) -> str:
+    """Draw a table of the parts of a bar, with their formulas."""
+    rows = [(Markup(_swatch(e.letter)), e.name, f"{e.bytes:,.0f}", format_bytes(e.bytes), e.formula) for e in lines]
+    whole = ("", "in all", f"{total:,.0f}", format_bytes(total), "")
+    return draw_table(("", "part", "bytes", " ", "formula"), [*rows, whole], ("part", "formula"))
 
 
 def draw_measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
-    """Predicted and measured bytes side by side: (what, predicted, measured, note)."""
-    caption = "".join(
-        f"<tr><td>{escape(what)}</td><td {RIGHT_ALIGNED}>{predicted:,.10g}</td><td {RIGHT_ALIGNED}>{found:,.10g}</td>"
-        f"<td {RIGHT_ALIGNED}>{_difference(found - predicted)}</td><td style='text-align:left'>{escape(note)}</td></tr>"
-        for what, predicted, found, note in rows
-    )
-    heads = "".join(f"<th {RIGHT_ALIGNED if n else ''}>{name}</th>" for n, name in enumerate(HEADS))
-    return f"<table {TABLE_SPACING}><tr>{heads}<th></th></tr>{caption}</table>"
-
-
-def _difference(value: float) -> str:
-    return "none" if value == 0 else f"{value:+,.10g}"
+    """Draw a table of predicted and measured bytes from rows (name, predicted, measured, note)."""
+    cells = [
+        (
+            name,
+            f"{predicted:,.10g}",
+            f"{found:,.10g}",
+            f"{found - predicted:+,.10g}" if found != predicted else "none",
+            note,
+        )
+        for name, predicted, found, note in rows
+    ]
+    return draw_table(("the runner, as loaded", "predicted", "measured", "difference", ""), cells, ("",))
 
 
 def _swatch(letter: str) -> str:
@@ -115,7 +110,8 @@ def _bar(across: Scale, stack: MemoryBar, top: float, first: bool) -> list[str]:
     begin = 0.0
     for place, size in enumerate(stack.bytes):
         left, right = across(begin), across(begin + size)
-        tip = f"{stack.name}: {PARTS[place]} {size:,.0f} bytes, {size / (stack.total or 1):.1%} of {stack.total:,.0f}"
+        share = format_percent(size / (stack.total or 1))
+        tip = f"{stack.name}: {PARTS[place]} {size:,.0f} bytes, {share} of {stack.total:,.0f}"
         edge = {"stroke": "currentColor", "stroke_width": 1.5} if stack.chosen else {}
         parts.append(svg.rect(left, top, right - left, BAR, class_=f"c{place}", tip=tip, **edge))
         if inside := _fit_text(place, size, right - left):
@@ -128,7 +124,7 @@ def _bar(across: Scale, stack: MemoryBar, top: float, first: bool) -> list[str]:
 
 
 def _fit_text(place: int, size: float, room: float) -> str:
-    """As much as can be said within the bar."""
+    """Return the longest caption that fits into `room` pixels, or ""."""
     tries = (f"{PARTS[place]} {format_bytes(size)}", format_bytes(size), LETTERS[place])
     return next((caption for caption in tries if CHARACTER_WIDTH * len(caption) + 6 <= room), "")
 

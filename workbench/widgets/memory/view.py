@@ -1,4 +1,4 @@
-"""Compute a model's memory by formula: weights, cache and activations; of a runner also as measured."""
+"""Show a model's memory by formula: weights, cache and activations; with a runner also as measured."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from workbench import svg
 from workbench.errors import WorkbenchError
 from workbench.trace.events import Event, Stepped, StepPlanned
 from workbench.widgets.memory import picture as memory_picture
-from workbench.widgets.memory.controls import available_bytes, build_controls, describe_fit, settings_of_runner
+from workbench.widgets.memory.controls import available_bytes, describe_fit, settings_model, settings_of_runner
 from workbench.widgets.memory.picture import MemoryBar, MemoryTableRow
+from workbench.widgets.settings_form.form import SettingsForm
 from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
@@ -22,16 +23,17 @@ if TYPE_CHECKING:
     from workbench.model.spec import ModelSpec
 
 AS_GIVEN = "as given"
-SETTINGS = ("context", "batch", "dtype", "weights", "cache", "step_tokens", "page_size")
+SETTINGS = ("model", "memory", "context", "batch", "weights", "cache", "dtype", "step_tokens", "page_size")
 
 
 class MemoryCalculator(PictureWidget):
-    """Bytes of a model that serves `batch` sequences of `context` tokens: the figures of `workbench memory`.
+    """A view of the memory of a model that serves `batch` sequences of `context` tokens, with the figures of `workbench
+    model memory`.
 
-    `model` is `demo`, `shape:NAME`, a folder, a config.json, or a ModelSpec; with a `runner` it is the runner's, and
-    what its tensors take stands beside what was predicted. `settings` are the traits: context (the model's own unless
-    given), batch, dtype, weights, cache, step_tokens, page_size, and memory: `h100`, `this machine`, or a size such as
-    `24GiB`. Raises WorkbenchError for a model that is not there and settings that are not known.
+    `model` is `demo`, `shape:NAME`, a folder, a config.json, or a ModelSpec. With a `runner` the model is the runner's,
+    and a table compares predicted and measured bytes. `settings` are the traits: context (default: the model's own),
+    batch, dtype, weights, cache, step_tokens, page_size, and memory: `h100`, `this machine`, or a size such as `24GiB`.
+    Raises WorkbenchError for an unknown model or setting.
     """
 
     engine_fields = ("runner",)
@@ -44,7 +46,7 @@ class MemoryCalculator(PictureWidget):
     memory = traitlets.Unicode("h100")
     step_tokens = traitlets.Int(512, min=1)
     page_size = traitlets.Int(1, min=1)
-    error = traitlets.Unicode()  # what was wrong with the model or the memory that was asked for last
+    error = traitlets.Unicode()  # error of the last change of model or memory
 
     def __init__(self, model: str | Path | ModelSpec | None = None, runner: Runner | None = None, **settings: Any):
         super().__init__()
@@ -60,7 +62,7 @@ class MemoryCalculator(PictureWidget):
         self._available = available_bytes(str(settings.get("memory", self.memory)))
         for name, value in ({"model": asked, "context": self._spec.max_position_embeddings} | settings).items():
             if not self.has_trait(name):
-                raise WorkbenchError(f"MemoryCalculator has no setting {name!r}; it has {', '.join(SETTINGS)}, memory")
+                raise WorkbenchError(f"MemoryCalculator has no setting {name!r}; it has {', '.join(SETTINGS)}")
             setattr(self, name, value)
         self.count(self.cache)  # invalid settings raise here
         self._last: dict[str, Event] = {}
@@ -69,20 +71,34 @@ class MemoryCalculator(PictureWidget):
 
             self._leave = RunnerThread.attach(runner).listen(self._on_event)
         self.observe(self._look_up, ["model", "memory"])
-        self.shown.observe(lambda change: change["new"] and self._pick(change["new"]), "picked")
-        self.watch("model", "memory", "error", *SETTINGS)
-        self.show(*build_controls(self, [AS_GIVEN] * (self._given is not None)))
+        self.shown.on_pick(lambda cache: self.set_trait("cache", cache))
+        self.watch("error", *SETTINGS)
+        self.form = SettingsForm(settings_model([AS_GIVEN] * (self._given is not None)), on_change=self._on_form)
+        self.form.write({name: getattr(self, name) for name in SETTINGS})
+        self.observe(lambda change: self.form.write({change["name"]: change["new"]}), SETTINGS)
+        self.show(self.form.group.widget)
+
+    def close(self) -> None:
+        super().close()
+        if hasattr(self, "form"):  # absent where `__init__` raised early
+            self.form.close()
+
+    def _on_form(self) -> None:
+        for name, value in self.form.values.items():
+            if value != "":  # a field that was just opened
+                setattr(self, name, value)
 
     @property
     def found(self) -> dict[str, Any]:
-        """The present settings as `workbench memory --json` tells them. Raises WorkbenchError for what cannot be."""
+        """Return the report of `model memory --json` for the present settings. Raises WorkbenchError for invalid
+        ones."""
         from workbench.memory.report import memory_report
 
         caption = {"dtype": self.dtype, "weights": self.weights, "cache": self.cache}
         return memory_report(self.count(self.cache), caption, self._remarks, self._available)
 
     def count(self, cache: str) -> ModelMemory:
-        """The present settings counted, with a cache of that format."""
+        """Return the memory under the present settings, but with the cache format `cache`."""
         from workbench.memory.report import estimate_memory
 
         return estimate_memory(
@@ -129,7 +145,7 @@ class MemoryCalculator(PictureWidget):
         ]  # fmt: skip
         remarks = "".join(f"<li>{escape(each)}</li>" for each in found["remarks"])
         return (
-            memory_picture.draw_table(lines, memory.total_bytes)
+            memory_picture.draw_parts(lines, memory.total_bytes)
             + f"<p>{escape(describe_fit(found))}</p><ul>{remarks}</ul>"
         )
 
@@ -145,7 +161,7 @@ class MemoryCalculator(PictureWidget):
         return memory_picture.draw_measured([(e.name, e.predicted, e.measured, e.note) for e in rows])
 
     def _on_event(self, event: Event) -> None:
-        """In the thread that owns the runner: only kept here, drawn elsewhere."""
+        """Keep a step's events for the next redraw; called in the runner's thread."""
         if isinstance(event, StepPlanned | Stepped):
             self._last[event.kind] = event
             self.throttle.mark()
@@ -166,6 +182,3 @@ class MemoryCalculator(PictureWidget):
             self.error = str(error)
         else:
             self.error = ""
-
-    def _pick(self, cache: str) -> None:
-        self.cache, self.shown.picked = cache, ""

@@ -1,1 +1,1 @@
-"""The operators of a model's step, with their costs and the kernels that carry them out."""
+"""Show the operators of a model's step, with their costs and kernels."""

@@ -1,4 +1,4 @@
-"""The operators of one step of a model, in order, each with the FLOPs and bytes that the cost model counts for it."""
+"""List the operators of one step of a model in order, each with its FLOPs and bytes by the cost model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from workbench.model.cost import visible_pairs
 from workbench.model.recurrent.spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
-# Where in a step an operator stands. Executors call compiled code between these places.
+# Sections of a step. Executors call compiled code between them.
 Side = Literal["embed", "before", "write", "attend", "after", "head"]
 
 
 @dataclass(frozen=True)
 class GraphStep:
-    """One step of one sequence: a prefill of `tokens`, or a decode whose context is `tokens`, its own one included."""
+    """One step of one sequence: a prefill of `tokens` tokens, or a decode with a context of `tokens` tokens, the
+    decoded one included."""
 
     kind: Literal["prefill", "decode"]
     tokens: int
 
     @property
     def span(self) -> tuple[int, int]:
-        """Return (start, length) of what is computed."""
+        """Return (start, length) of the tokens that the step computes."""
         return (0, self.tokens) if self.kind == "prefill" else (self.tokens - 1, 1)
 
     @property
@@ -41,7 +42,8 @@ class GraphStep:
 
 @dataclass(frozen=True)
 class ValueBytes:
-    """Bytes of a value in the blocks' matrices (scales included), in the head's, and in the cache."""
+    """The bytes of one value in each store: in the blocks' matrices (with scales), in the head's matrix, and in the
+    cache."""
 
     block: float
     head: float
@@ -50,9 +52,10 @@ class ValueBytes:
 
 @dataclass(frozen=True)
 class ModelOperator:
-    """One operator. `flops` and `bytes` are None where the cost model counts nothing for it.
+    """One operator of a step. `flops` and `bytes` are None if the cost model leaves the operator out.
 
-    `timer` is the call within which it is timed as the modules are written: operators of one timer are timed together.
+    `timer` names the timed call of the eager modules that contains the operator; operators with the same timer are
+    timed together.
     """
 
     name: str
@@ -69,7 +72,7 @@ class ModelOperator:
 
 
 def model_operators(spec: ModelSpec, step: GraphStep, values: ValueBytes) -> tuple[ModelOperator, ...]:
-    """Return every operator of a step that samples one token, in the order in which they are computed."""
+    """Return every operator of a step that samples one token, in order of computation."""
     found = [
         ModelOperator("embedding", "embed", "embed", note=f"rows of a table [{spec.vocab_size}, {spec.hidden_size}]")
     ]
@@ -205,7 +208,7 @@ class _LayerOperators:
         yield self._plain("weighted sum of experts", "feedforward", "after")
 
     def _product(self, name: str, timer: str, side: Side, parameters: int, note: str = "") -> ModelOperator:
-        """A product with a matrix of so many parameters, which is read once."""
+        """Return a product with a matrix of `parameters` values, which is read once."""
         moved = parameters * self.values.block
         return self._counted(name, timer, side, 2.0 * self.step.length * parameters, moved, note)
 
@@ -217,7 +220,7 @@ class _LayerOperators:
 
 
 def equal_layers(spec: ModelSpec) -> tuple[tuple[int, ...], ...]:
-    """Return the layers in sets of equal ones, in order of their first layers: each is drawn once, with its count."""
+    """Return the layers grouped into sets of layers that are equal, in order of their first layers."""
     found: dict[int, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         first = next((one for one in found if spec.layers[one] == layer), index)

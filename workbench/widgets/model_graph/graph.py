@@ -1,4 +1,4 @@
-"""One step as a graph: operators, the functions that carry them out, predicted and measured seconds."""
+"""Combine a step's operators, the functions that execute them, and predicted and measured seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.model.cost import StepCostEstimate
 from workbench.model.spec import ModelSpec
 from workbench.widgets.model_graph.data import GraphStep, ModelOperator, equal_layers
 from workbench.widgets.model_graph.kernels import group_by_kernel, kernel_of
-from workbench.widgets.roofline.data import Roof
+from workbench.widgets.model_graph.roofline import Roof
 
 NOT_MEASURED = "not measured"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -20,8 +20,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """A measured time, None where there is none; `remark` says what it covers, or why there is none, `scope` in a word
-    or two that it covers more than one operator."""
+    """A measured time, or None. `remark` says what the time covers, or why it is unknown; `scope` is a short label for
+    a time that covers several operators."""
 
     seconds: float | None
     remark: str
@@ -30,10 +30,10 @@ class MeasuredSeconds:
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """The operators of `step` and what is known of each.
+    """The operators of `step`, with the kernels that execute them and their times.
 
-    `read` and `gemm` are the roofs of the predictions. `timers` are seconds by an operator's timer, `functions` by a
-    function's name; `whole` is the measured step.
+    `read` and `gemm` are the roofs for predicted times. `timers` maps the operators' timers to seconds, `functions`
+    maps functions' names to seconds; `whole` is the measured time of the whole step.
     """
 
     spec: ModelSpec
@@ -45,7 +45,7 @@ class OperatorGraph:
     timers: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, float] = field(default_factory=dict)
     whole: MeasuredSeconds = MeasuredSeconds(None, NOT_MEASURED)
-    unmeasured: str = NOT_MEASURED  # why there is no time
+    unmeasured: str = NOT_MEASURED  # why an operator has no time
 
     @cached_property
     def groups(self) -> dict[str, tuple[ModelOperator, ...]]:
@@ -53,7 +53,8 @@ class OperatorGraph:
 
     @cached_property
     def letters(self) -> dict[str, str]:
-        """A letter for each function of several operators; those that differ in the layer alone have the same."""
+        """Return a letter for each function with several operators; functions that differ only in the layer share a
+        letter."""
         found: dict[str, str] = {}
         letters: dict[str, str] = {}
         for name, operators in self.groups.items():
@@ -69,7 +70,7 @@ class OperatorGraph:
         return tuple(operator for operator in self.operators if operator.layer == layer)
 
     def predicted(self, operators: Iterable[ModelOperator]) -> float | None:
-        """Return the roofline's seconds of operators that run as one; None without roofs or without costs."""
+        """Return the roofline's seconds of `operators` that run as one; None if the roofs or the costs are unknown."""
         cost = total_cost(operators)
         if self.read is None or self.gemm is None or not (cost.flops or cost.bytes):
             return None
@@ -97,7 +98,8 @@ class OperatorGraph:
         return MeasuredSeconds(None, f"within {together[0].name}")
 
     def measured_layer(self, layer: int) -> float | None:
-        """Return the seconds of all that was timed of a layer."""
+        """Return the sum of the measured seconds of a layer's operators; None if there are none, or if a compiled
+        function was timed."""
         found = [self.measured(operator).seconds for operator in self.of_layer(layer)]
         known = [seconds for seconds in found if seconds is not None]
         whole = any(kernel_of(self.kernels, operator) in self.functions for operator in self.of_layer(layer))
@@ -105,6 +107,6 @@ class OperatorGraph:
 
 
 def total_cost(operators: Iterable[ModelOperator]) -> StepCostEstimate:
-    """Return the FLOPs and bytes of all operators for which some are counted."""
+    """Return the sum of the FLOPs and of the bytes of all operators that the cost model counts."""
     each = tuple(operators)
     return StepCostEstimate(math.fsum(one.flops or 0.0 for one in each), math.fsum(one.bytes or 0.0 for one in each))

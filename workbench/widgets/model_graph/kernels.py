@@ -1,4 +1,4 @@
-"""Group the operators of a step by the compiled functions that carry them out."""
+"""Group the operators of a step by the compiled functions that execute them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def step_kernels(runner: Runner, step: GraphStep) -> StepKernels:
-    """Return how the runner's programs carry out this step."""
+    """Return the backends that execute this step, and the names of their compiled functions."""
     return runner.core.executor.kernels(step.length)
 
 
@@ -24,13 +24,13 @@ def backend_of(kernels: StepKernels, operator: ModelOperator) -> str:
 
 
 def kernel_of(kernels: StepKernels, operator: ModelOperator) -> str:
-    """Return the name of the one function or call that carries an operator out."""
+    """Return the name of the compiled function, or of the call, that executes an operator."""
     function = kernels.functions.get(operator.side)
     return operator.key if function is None else function.format(layer=operator.layer)
 
 
 def group_by_kernel(kernels: StepKernels, operators: Sequence[ModelOperator]) -> dict[str, tuple[ModelOperator, ...]]:
-    """Return the operators of each function or call, in order of their first ones."""
+    """Return the operators that each compiled function or call executes, by its name, in order of first appearance."""
     found: dict[str, list[ModelOperator]] = {}
     for operator in operators:
         found.setdefault(kernel_of(kernels, operator), []).append(operator)
@@ -38,8 +38,8 @@ def group_by_kernel(kernels: StepKernels, operators: Sequence[ModelOperator]) ->
 
 
 def capabilities(runner: Runner) -> list[tuple[str, str]]:
-    """Return each column of the capability table with the reason why it cannot carry this model and cache out; an
-    empty reason where it can."""
+    """Return each column of the capability table with the reason why its backend cannot run this model and cache, or
+    ""."""
     wanted = Requirements.from_model(runner.model, runner.store)
     refusals = ((name, unsupported(backend, wanted, role)) for name, (backend, role) in COLUMNS.items())
     return [(name, str(refusal or "")) for name, refusal in refusals]

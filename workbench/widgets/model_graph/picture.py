@@ -1,4 +1,4 @@
-"""Draw the operators of a step from top to bottom: blocks as frames, functions as brackets, times as bars."""
+"""Draw a step's operators from top to bottom: blocks as frames, functions as brackets, times as bars."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from dataclasses import dataclass
 
 from workbench import svg
 from workbench.display import format_ranges
-from workbench.svg import format_seconds, format_tick, truncate_to_width
+from workbench.svg import format_tick, truncate_to_width
+from workbench.units import format_bytes, format_quantity, format_seconds
 from workbench.widgets.model_graph.data import ModelOperator, attention_kind
 from workbench.widgets.model_graph.graph import OperatorGraph, total_cost
 from workbench.widgets.model_graph.kernels import backend_of, kernel_of
 
-ROW, HEADER, GAP, TOP = 24, 30, 8, 28  # heights
+ROW, HEADER, GAP, TOP = 24, 30, 8, 28  # heights in pixels
 BRACKET, BRACKET_WIDTH = 8, 22  # left edge and width of a function's bracket
-STREAM, BOX, BOX_WIDTH = 48, 64, 250  # the line of the residual stream; an operator's box
+STREAM, BOX, BOX_WIDTH = 48, 64, 250  # x of the residual stream; left edge and width of an operator's box
 NUMBER = 74  # width of a column of figures
-TIME = 96  # width of a time with what it covers
-MIN_WIDTH_WITH_COSTS = 700.0  # of a picture with columns of FLOPs and bytes
+TIME = 96  # width of a time with its scope
+MIN_WIDTH_WITH_COSTS = 700.0  # pixels of the narrowest picture with columns of FLOPs and bytes
 NOT_COUNTED = "not counted"
 WHY_NOT_COUNTED = "the cost model counts products, attention and the cache; this it leaves out, as small beside them"
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Right edges of the columns of figures, and where the bars of times begin and end."""
+    """Left edge of the backend column, right edges of the figures' columns, and ends (left, right) of the time bars."""
 
     backend: float
-    flops: float | None  # None in a narrow picture, as with bytes: the tips have both
+    flops: float | None  # None, like bytes, in a narrow picture: only the tooltips show them
     bytes: float | None
     predicted: tuple[float, float]
     measured: tuple[float, float]
@@ -46,7 +47,7 @@ class _Columns:
 
 
 class GraphPicture:
-    """The picture of one graph; `unfolded` are first layers of the sets of equal layers that are drawn one by one."""
+    """The picture of one graph; `unfolded` has the first layer of each set of equal layers drawn one by one."""
 
     def __init__(self, graph: OperatorGraph, unfolded: tuple[int, ...] = (), width: float = svg.PICTURE_WIDTH):
         self.graph, self.unfolded, self.width = graph, unfolded, width
@@ -54,8 +55,8 @@ class GraphPicture:
         times = [graph.predicted((operator,)) for operator in graph.operators]
         times += [graph.measured(operator).seconds for operator in graph.operators]
         self.longest = max((seconds for seconds in times if seconds is not None), default=1.0)
-        self.rows: list[tuple[ModelOperator, float]] = []  # those drawn, with their tops
-        self.first = True  # the next one that is reached by the tab key
+        self.rows: list[tuple[ModelOperator, float]] = []  # drawn operators, with their tops
+        self.first = True  # whether the next element is the one that the tab key reaches
 
     def draw(self) -> str:
         parts = [*self._heads()]
@@ -90,7 +91,7 @@ class GraphPicture:
         yield svg.line(BRACKET, 22, self.width - 6, 22, class_="grid")
 
     def _block(self, shown: tuple[int, ...], layers: tuple[int, ...], y: float) -> tuple[list[str], float]:
-        """Draw one layer, for all of `shown`, in a frame; return it and where the next thing begins."""
+        """Draw the first layer of `shown`, for all of them, in a frame; return markup and the y of the next element."""
         operators = self.graph.of_layer(shown[0])
         bottom = y + HEADER + ROW * len(operators) + 4
         frame = svg.rect(BOX - 8, y, self.width - BOX + 4, bottom - y, rx=6, fill="none", stroke="currentColor",
@@ -104,7 +105,7 @@ class GraphPicture:
             parts += self._row(operator, stream)
             stream += ROW
         parts.append(svg.line(STREAM, stream_top, STREAM, bottom, stroke_opacity=0.6, stroke_width=1.5))
-        for place in places:  # where a part's result is added to the residual stream
+        for place in places:  # additions to the residual stream
             parts.append(svg.circle(STREAM, place, 5, fill="var(--jp-layout-color0,#fff)", stroke="currentColor"))
             parts.append(svg.text(STREAM, place + 3.5, "+", text_anchor="middle", font_size=10))
             parts.append(svg.line(STREAM + 5, place, BOX, place, stroke_opacity=0.6))
@@ -118,9 +119,9 @@ class GraphPicture:
         arrow = "" if len(layers) == 1 else "▾ " if unfolded else "▸ "
         name = f"layer {drawn}" if len(shown) == 1 else f"layers {format_ranges(shown)}"
         count = "" if len(shown) == 1 else f" — {len(shown)} equal ones, layer {drawn} is drawn"
-        costs = f"{format_tick(together.flops)} FLOPs, {format_tick(together.bytes)} bytes"
+        costs = f"{format_quantity(together.flops, 'FLOPs')}, {format_bytes(together.bytes)}"
         costs += " together" if len(shown) > 1 else ""
-        beside = costs if self.columns.bytes is not None else f"{format_tick(together.flops)} FLOPs"
+        beside = costs if self.columns.bytes is not None else format_quantity(together.flops, "FLOPs")
         label = f"{arrow}{name}{count}"
         tip = f"{name}: {attention_kind(layer.attention)}\n{costs}"
         seconds = graph.measured_layer(drawn)
@@ -140,7 +141,7 @@ class GraphPicture:
         )  # fmt: skip
 
     def _tab(self) -> int:
-        """The first of all is reached by Tab, the others from there by arrows."""
+        """Return the tabindex: 0 for the first element, reached by Tab; -1 for the others, reached by arrow keys."""
         reached, self.first = (0 if self.first else -1), False
         return reached
 
@@ -164,7 +165,7 @@ class GraphPicture:
             yield svg.text(columns.bytes, middle, NOT_COUNTED, class_="faint", text_anchor="end", font_size=11)
         else:
             yield svg.text(columns.flops, middle, format_tick(operator.flops), text_anchor="end")
-            yield svg.text(columns.bytes, middle, format_tick(operator.bytes), text_anchor="end")
+            yield svg.text(columns.bytes, middle, format_bytes(operator.bytes), text_anchor="end")
         yield from self._time(columns.predicted, y, predicted, "" if plain else "no roofs", "c0")
         yield from self._time(columns.measured, y, measured.seconds, measured.remark, "c1", measured.scope)
 
@@ -200,7 +201,7 @@ class GraphPicture:
         return "\n".join(lines)
 
     def _brackets(self) -> Iterator[str]:
-        """One bracket for each function along the rows that it has."""
+        """Draw a bracket along the rows of each function with several operators."""
         graph = self.graph
         begin = 0
         while begin < len(self.rows):
@@ -212,8 +213,8 @@ class GraphPicture:
                 top, bottom = self.rows[begin][1] + 2, self.rows[end][1] + ROW - 2
                 group = graph.groups[kernel]
                 cost = total_cost(group)
-                tip = f"function {letter}: {kernel}\n{len(group)} operators, {format_tick(cost.flops)} FLOPs, "
-                tip += f"{format_tick(cost.bytes)} bytes"
+                tip = f"function {letter}: {kernel}\n{len(group)} operators, {format_quantity(cost.flops, 'FLOPs')}, "
+                tip += f"{format_bytes(cost.bytes)}"
                 if (seconds := graph.predicted(group)) is not None:
                     tip += f"\npredicted {format_seconds(seconds)}"
                 colour = f"c{(ord(letter) - ord('A')) % len(svg.SERIES_COLOURS)}"
@@ -229,9 +230,9 @@ class GraphPicture:
         whole = total_cost(graph.operators)
         yield svg.line(BRACKET, y, self.width - 6, y, class_="grid")
         yield svg.text(BOX, y + 18, "the whole step", font_weight="bold")
-        for at, value in ((columns.flops, whole.flops), (columns.bytes, whole.bytes)):
+        for at, value in ((columns.flops, format_tick(whole.flops)), (columns.bytes, format_bytes(whole.bytes))):
             if at is not None:
-                yield svg.text(at, y + 18, format_tick(value), text_anchor="end", font_weight="bold")
+                yield svg.text(at, y + 18, value, text_anchor="end", font_weight="bold")
         predicted, measured = graph.predicted(graph.operators), graph.whole
         words = "no roofs" if predicted is None else format_seconds(predicted)
         bold, (begin, end) = {"font_weight": "bold"}, columns.measured

@@ -1,5 +1,5 @@
-"""Time the operators of a step on the modules as they are written, or its compiled functions as they run: on a copy
-of the modules, over the same weights."""
+"""Time the operators of a step on eager modules, or its compiled functions, on a copy of the modules that shares the
+weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workbench.widgets.model_graph.kernels import step_kernels
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
-# Within a block: the part, its method, and the timer that takes what is not spent in others below it.
+# Within a block: the module, its method, and the timer of the time that is not spent in timed calls below it.
 BLOCK_CALLS = (
     ("", "forward", "block"),
     ("attention_norm", "forward", "attention_norm"),
@@ -62,25 +62,26 @@ BLOCK_CALLS = (
     ("feedforward.shared", "forward", "feedforward.shared"),
     ("feedforward.shared_gate", "forward", "feedforward.shared"),
 )
-MAX_SECONDS = 2.0  # of repeating a step; it is run three times at least
+MAX_SECONDS = 2.0  # a step is repeated until then, but at least `MIN_ROUNDS` times
 MIN_ROUNDS, MAX_ROUNDS = 3, 20
 
 
 class CallTimers:
-    """Seconds by timer: of each call without the timed calls within it."""
+    """Sums of the seconds spent in timed calls, by timer; the time of a call excludes the timed calls within it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self.seconds: dict[str, float] = defaultdict(float)
         self._clock = clock
-        self._within: list[float] = []  # of each call under way, the seconds of timed calls below it
+        self._within: list[float] = []  # for each call under way: seconds of the timed calls below it
 
     def wrap(self, owner: Any, method: str, timer: str) -> None:
-        """Time a method of one object from now on; nothing where it has none."""
+        """Time a method of one object from now on, if the object has it."""
         if (plain := getattr(owner, method, None)) is not None:
             setattr(owner, method, self.timed(plain, timer))
 
     def timed(self, function: Callable[..., Any], timer: str | Callable[..., str]) -> Callable[..., Any]:
-        """Return `function` with its calls timed, under a name or what a function of its arguments says."""
+        """Return `function` wrapped so that its calls are timed; `timer` is the timer's name, or a function that
+        returns it for the call's arguments."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             began = self._clock()
@@ -97,8 +98,8 @@ class CallTimers:
 
 
 def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
-    """Return the seconds of each timer, the median of several runs of the step on eager modules, beside a cache of
-    their own with random contents. Call it in the thread that owns the runner."""
+    """Return the seconds of each timer: the median of several runs of the step on eager modules, with a separate cache
+    of random contents. Call it in the thread that owns the runner."""
     model = _copy(runner.model)
     model.set_backend(Backend.EAGER)
     model.use_panels(False)  # eager reads matrices row by row
@@ -109,7 +110,7 @@ def time_operators(runner: Runner, step: GraphStep) -> dict[str, float]:
 
 
 def functions_problem(runner: Runner) -> str:
-    """Return why the functions of this runner's programs cannot be timed one by one; empty where they can."""
+    """Return why the functions of this runner's programs cannot be timed one by one, or ""."""
     executor = runner.core.executor
     if executor.observer is not None:
         return "an evictor looks on: its steps are timed as a whole only"
@@ -117,9 +118,10 @@ def functions_problem(runner: Runner) -> str:
 
 
 def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of each compiled function of a step as it runs, and of what is called between them by its
-    timer: medians of several runs on an executor of the same kind, over the same weights, beside a cache of its own.
-    Call it in the thread that owns the runner. Nothing is timed where `functions_problem` says why."""
+    """Return the seconds of each compiled function of a step, and of each timed call between two functions.
+
+    Both are medians of several runs on an executor of the same kind, with the same weights and a separate cache. Call
+    it in the thread that owns the runner. Both are empty if `functions_problem` gives a reason."""
     if functions_problem(runner):
         return {}, {}
     model, config = _copy(runner.model), runner.config
@@ -127,7 +129,7 @@ def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], d
     timers.wrap(model, "embed", "embed")
     store, plan = _step_of(runner, model, step)
     kernels = step_kernels(runner, step)
-    if "attend" not in kernels.functions:  # within a compiled function there is no call
+    if "attend" not in kernels.functions:  # a compiled function calls no `write` or `attend`
         for layer, cache in enumerate(store.layers):
             for method in ("write", "attend"):
                 timers.wrap(cache, method, f"blocks.{layer}.{method}")
@@ -145,13 +147,13 @@ def time_functions(runner: Runner, step: GraphStep) -> tuple[dict[str, float], d
 
 
 def time_threads(timer: CallTimers, threads: StepThreads) -> None:
-    """Time the compiled functions that hold blocks, the head, or all of a step, which `threads` run."""
+    """Time each run of a compiled function by `threads`: of the blocks, of the head, or of the whole step."""
     names = {"blocks": "all blocks", "head": "head"}
     threads.run = timer.timed(threads.run, lambda shape, *_: names.get(str(shape).partition(" ")[0], "whole step"))  # type: ignore[method-assign] (of one object, which is used for nothing else)
 
 
 def _step_of(runner: Runner, model: Transformer, step: GraphStep) -> tuple[KVStore, StepPlan]:
-    """Return the step as a plan, and a store of its own with random contents."""
+    """Return a separate store with random contents, and the step as a plan."""
     layout = CacheLayout(runner.store.specs, runner.store.page_size, runner.store.dtype)
     store, plan = single_decode_step(model, layout, step.tokens - 1)
     if step.kind == "prefill":
@@ -164,7 +166,7 @@ def _step_of(runner: Runner, model: Transformer, step: GraphStep) -> tuple[KVSto
 def _repeated(executor: StepRunner, plan: StepPlan, timers: CallTimers) -> dict[str, float]:
     """Return the median seconds of each timer in several runs of a step."""
     rounds: list[dict[str, float]] = []
-    executor.forward(plan)  # what is made at a first call
+    executor.forward(plan)  # compilation and other work of a first call
     began = time.perf_counter()
     while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.perf_counter() - began < MAX_SECONDS):
         timers.seconds.clear()
@@ -184,7 +186,7 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _copy(model: Transformer) -> Transformer:
-    """Copy the modules, over the same weights."""
+    """Copy the modules; the copy shares the weights."""
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
 

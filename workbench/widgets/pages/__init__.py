@@ -1,1 +1,1 @@
-"""The cache's pages by owner, over steps."""
+"""Show the cache's pages by owner, over steps."""

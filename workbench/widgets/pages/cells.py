@@ -1,4 +1,4 @@
-"""Draw pages as cells: one rectangle each with its tooltip, and marks that are drawn together."""
+"""Draw pages as cells: a rectangle with a tooltip for each, and one path for all marks of a kind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from workbench import svg
 from workbench.display import truncate_text
 from workbench.widgets.pages.data import PageSnapshot
 
-MAX_NAMED_OWNERS = 6  # of a page's sequences; of the others the letters
-MAX_NAME_LETTERS = 24  # letters of a name in a tip
+MAX_NAMED_OWNERS = 6  # sequences of a page with their names in its tooltip; the others have letters only
+MAX_NAME_LETTERS = 24  # letters of a name in a tooltip
 
 
 def letters(number: int) -> str:
-    """A, B, ... Z, AA, AB, ..."""
+    """Return the letters for the number of an owner: A, B, ... Z, AA, AB, ..."""
     caption = ""
     number += 1
     while number:
@@ -24,7 +24,8 @@ def letters(number: int) -> str:
 
 
 class PageCells:
-    """The pages of one panel of a snapshot, put where they are wanted; `markup` is all that was put."""
+    """A collection of cells for the pages of one panel of a snapshot; `page` adds a cell, `markup` returns all
+    cells."""
 
     def __init__(self, snapshot: PageSnapshot, panel: int, numbers: Mapping[str, int], chosen: str = ""):
         self.snapshot, self.panel, self.about = snapshot, panel, snapshot.panels[panel]
@@ -56,7 +57,7 @@ class PageCells:
         return [page for page, kept in enumerate(self._in_prefix_index) if kept and page not in self._holders]
 
     def page(self, page: int, x: float, y: float, wide: float, high: float, label: str = "") -> None:
-        """One page; `label` in place of its owner's letters."""
+        """Add the cell of one page; it shows `label`, or else the letters of the page's owner."""
         holders = self._holders.get(page)
         place = f'x="{x:g}" y="{y:g}" width="{wide:.4g}" height="{high:g}"'
         stop = ' tabindex="0"' if not self._rects else ' tabindex="-1"'
@@ -87,7 +88,7 @@ class PageCells:
             self._texts.append(f'<text class="{ink}" x="{x + wide / 2:g}" y="{y + high / 2 + 3.5:g}">{caption}</text>')
 
     def name(self, number: int, x: float, y: float, wide: float) -> str:
-        """A sequence's letters and name, which can be picked."""
+        """Draw a sequence's letters and name, which can be picked."""
         owner, colour = self.snapshot.owners[number], self._numbers[number] % len(svg.SERIES_COLOURS)
         what = "runs" if owner.running else "waits"
         held = ", ".join(f"{sum(page > 0 for page in owner.held(number))} of {panel.title.split(' · ')[0]}"
@@ -140,7 +141,7 @@ class PageCells:
 
 
 def hatch(x: float, y: float, wide: float, high: float) -> str:
-    """Two strokes from the lower left to the upper right."""
+    """Return the path of two strokes from the lower left to the upper right."""
     middle, side = x + wide / 2, y + high / 2
     return f"M{x:g} {side:g}L{middle:.4g} {y:g}M{middle:.4g} {y + high:g}L{x + wide:.4g} {side:g}"
 
@@ -150,7 +151,7 @@ def corner(x: float, y: float, side: float) -> str:
 
 
 def mark(kind: str, x: float, y: float) -> str:
-    """A cell as a sample, 14 wide."""
+    """Draw a sample cell for the legend, 14 pixels wide."""
     state = kind if kind in ("id", "fr") else "sh" if kind == "shared" else "c4"
     cell = f'<rect class="{state}" x="{x:g}" y="{y:g}" width="14" height="14"/>'
     if kind == "c4":

@@ -1,9 +1,9 @@
-"""Owners of pages at one moment, as plain numbers: the data of a page map, and a log of them, step by step.
+"""Take snapshots of the pages and their owners as plain numbers, and keep a log of them step by step.
 
     page of a group        0 (null) | free | held by sequences | idle: held by the prefix index alone
     slot on the CPU                 free | saved by a preempted sequence | of the index
 
-Snapshots are taken between two steps of a scheduler, and thinned beyond a maximum.
+Snapshots are taken between two steps of a scheduler; beyond a maximum the log is thinned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workbench.scheduler.scheduler import Scheduler
 
 Ints = NDArray[np.int32]
-MAX_SNAPSHOTS = 1024  # snapshots kept; beyond them every second one of the older half is let go
+MAX_SNAPSHOTS = 1024  # most kept snapshots; beyond them every second one of the older half is dropped
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class PagePanel:
 
 @dataclass(frozen=True, eq=False)
 class PageOwner:
-    """A sequence, and by panel the pages it holds, in the order of its text; 0 where it needs none (any more). By panel
-    too, the pages to which its next step writes recurrent states."""
+    """A sequence that owns pages. For each panel it has its `pages` in the order of its text (0: the null page), and
+    `next_states`, the pages to which its next step writes recurrent states."""
 
     name: str
     running: bool
@@ -52,14 +52,16 @@ class PageOwner:
     next_states: tuple[tuple[int, ...], ...]
 
     def held(self, panel: int) -> tuple[int, ...]:
-        """Return the pages it holds, those for its next states last."""
+        """Return all pages that the sequence holds in a panel; those for its next states come last."""
         return self.pages[panel] + self.next_states[panel]
 
 
 @dataclass(frozen=True, eq=False)
 class PageCensus:
-    """Of one panel, by page, with a place for page 0: which owner names it first (-1 for none), how many do, and the
-    tokens that stand in it when the step is done (0 without a holder; pages of the index are full)."""
+    """Counts for each page of one panel, by page number, with page 0 included.
+
+    `first_owner` is the index of the first owner (-1: none), `num_owners` the number of owners, `tokens` the number of
+    tokens in the page after the step (0 without an owner; pages of the index are full)."""
 
     first_owner: Ints
     num_owners: Ints
@@ -68,10 +70,11 @@ class PageCensus:
 
 @dataclass(frozen=True, eq=False)
 class PageSnapshot:
-    """Pages as step `step` is computed, or where `between_steps` as they are after the step before it.
+    """The pages of all panels during step `step`, or with `between_steps` after the previous step.
 
-    `tokens` and `tokens_before` [owner, panel] are positions in an owner's pages after and before that step. By panel,
-    `references` [page] count a page's holders, `in_prefix_index` [page] is true where the prefix index is one of them.
+    `tokens` and `tokens_before` [owner, panel] are the numbers of tokens in an owner's pages after and before the step.
+    By panel, `references` [page] is a page's reference count, and `in_prefix_index` [page] tells whether the prefix
+    index holds it.
     """
 
     step: int
@@ -89,28 +92,29 @@ class PageSnapshot:
 
     @cached_property
     def counts(self) -> tuple[tuple[list[int], int, int], ...]:
-        """By panel: the pages each owner shares with no other, those that are shared, those that are idle."""
+        """Return for each panel the number of exclusive pages of each owner, the number of shared pages, and the number
+        of idle pages."""
         panels = range(len(self.panels))
         return tuple((self.num_exclusive(panel), self.num_shared(panel), self.num_idle(panel)) for panel in panels)
 
     @cached_property
     def last_used_page(self) -> tuple[int, ...]:
-        """Return by panel the highest page in use, or 0."""
+        """Return for each panel the highest number of a page in use, or 0."""
         return tuple(int(np.flatnonzero(each)[-1]) if each.any() else 0 for each in self.references)
 
     def num_free(self, panel: int) -> int:
         return int((self.references[panel][1:] == 0).sum())
 
     def num_shared(self, panel: int) -> int:
-        """Pages that several sequences hold."""
+        """Return the number of pages that several sequences hold."""
         return int((self.census[panel].num_owners > 1).sum())
 
     def num_idle(self, panel: int) -> int:
-        """Pages that the prefix index alone holds."""
+        """Return the number of pages that only the prefix index holds."""
         return int((self.in_prefix_index[panel] & (self.census[panel].num_owners == 0)).sum())
 
     def num_exclusive(self, panel: int) -> list[int]:
-        """By owner, the pages it shares with no other."""
+        """Return for each owner the number of pages that it shares with no other owner."""
         count = self.census[panel]
         return np.bincount(count.first_owner[count.num_owners == 1], minlength=len(self.owners)).tolist()
 
@@ -121,7 +125,7 @@ class PageSnapshot:
         for number in range(len(self.owners) - 1, -1, -1):
             owner = self.owners[number]
             mine = np.array(owner.held(panel), np.int32)
-            # A state takes its place in the text when the step is over.
+            # A recurrent state joins the sequence's pages at the end of the step.
             tokens_there = self.tokens_before if owner.next_states[panel] else self.tokens
             filled = np.clip(tokens_there[number, panel] - size * np.arange(len(mine)), 0, size)
             filled[len(owner.pages[panel]) :] = 0
@@ -138,10 +142,10 @@ def take_snapshot(
     computed_until: Mapping[str, int] | None = None,
     previous: PageSnapshot | None = None,
 ) -> PageSnapshot:
-    """Take a snapshot of the pages of `scheduler` (`scheduler.Scheduler`) between two steps.
+    """Return a snapshot of the pages of `scheduler`, taken between two steps.
 
-    `computed_until` are, where a step was just planned, the positions up to which it computes each sequence. Parts
-    unchanged since the snapshot `previous` are shared with it.
+    `computed_until` is given for a step that was just planned: by request, the position up to which the step computes.
+    Parts that equal the snapshot `previous` are shared with it.
     """
     manager = scheduler.kv_cache_manager
     known = {owner.name: owner for owner in previous.owners} if previous is not None else {}
@@ -163,7 +167,7 @@ def take_snapshot(
         lists += [[] for _ in range(len(panels) - len(lists))]
         owners.append(_owner(sequence.request_id, sequence in running, lists, states, known.get(sequence.request_id)))
     for index in manager.cpu_pages.swapping_in.keys() - {sequence.arrival_index for sequence in sequences}:
-        swapped = manager.cpu_pages.swapping_in[index]  # it ended before its pages were back; they are freed soon
+        swapped = manager.cpu_pages.swapping_in[index]  # ended before its pages were back; they are freed soon
         lists = [[] for _ in manager.pools] + list(swapped.cpu_pages)
         owners.append(_owner(f"(ended {index})", False, lists, [[]] * len(panels), None))
         after.append([0] * len(panels))
@@ -176,7 +180,7 @@ def take_snapshot(
 
 
 def panels_of_cache(manager: KVCacheManager) -> tuple[PagePanel, ...]:
-    """Return the panels of a KV cache manager: one per cache group, and one per group on the CPU."""
+    """Return the panels of a KV cache manager: one for each cache group, and one for the CPU pages of each group."""
     groups = [PagePanel(f"group {t}", pool.num_pages, pool.page_size) for t, pool in enumerate(manager.pools)]
     on_cpu = [
         PagePanel(f"CPU, of group {t}", pool.num_pages, pool.page_size, True)
@@ -186,7 +190,7 @@ def panels_of_cache(manager: KVCacheManager) -> tuple[PagePanel, ...]:
 
 
 def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
-    """The panels of a runner's cache: what each group stores, of which layers, in what format."""
+    """Return the panels of a runner's cache, titled with each group's layers, format and window."""
     store, titles = runner.store, {}
     for number, group in enumerate(store.groups):
         shape = store.specs[group.layers[0]]
@@ -249,20 +253,20 @@ def _index_pages_on_cpu(manager: KVCacheManager, group: int) -> list[int]:
 
 
 class SnapshotLog:
-    """`snapshots` in the order of their steps; it is replaced, never changed, and may be read from any thread.
-    `numbers` are those of the owners, as they came."""
+    """Snapshots of the pages in the order of their steps. The tuple `snapshots` is replaced, never changed, so any
+    thread may read it. `owner_numbers` numbers the owners in order of appearance."""
 
     def __init__(self, snapshots: Sequence[PageSnapshot] = (), max_snapshots: int = MAX_SNAPSHOTS):
         self.snapshots: tuple[PageSnapshot, ...] = ()
         self.owner_numbers: dict[str, int] = {}
-        self.num_thinned = 0  # let go
+        self.num_thinned = 0  # number of dropped snapshots
         self._numbers = itertools.count()
         self._most = max_snapshots
         for each in snapshots:
             self.add(each)
 
     def add(self, snapshot: PageSnapshot) -> None:
-        """Append a snapshot. What was left after a step gives way to the step that begins with it."""
+        """Append a snapshot; it replaces earlier ones of the same or a later step, such as one between two steps."""
         for owner in snapshot.owners:
             if owner.name not in self.owner_numbers:
                 self.owner_numbers = {**self.owner_numbers, owner.name: next(self._numbers)}
@@ -277,8 +281,9 @@ class SnapshotLog:
         self.snapshots = kept
 
     def drop_before(self, step: int) -> None:
-        """Drop snapshots of earlier steps, and owners that hold a page in no other; the last one stays. In the thread
-        that adds."""
+        """Drop the snapshots of earlier steps, except the last one, and the owners that occur in no other.
+
+        Call it in the thread that calls `add`."""
         kept = self.snapshots
         first = min(bisect_left(kept, step, key=lambda each: each.step), len(kept) - 1)
         if first > 0:
@@ -287,7 +292,7 @@ class SnapshotLog:
             self.owner_numbers = {name: number for name, number in self.owner_numbers.items() if name in names}
 
     def at(self, step: int) -> PageSnapshot:
-        """The last one at `step` or before it; the first where all are later."""
+        """Return the last snapshot at or before `step`, or the first if all are later."""
         kept = self.snapshots
         return kept[max(0, bisect_right(kept, step, key=lambda each: each.step) - 1)]
 
@@ -295,8 +300,9 @@ class SnapshotLog:
 def snapshot_listener(
     log: SnapshotLog, scheduler: Scheduler, panels: tuple[PagePanel, ...], on_change: Callable[[], None]
 ) -> Callable[[Event], None]:
-    """Hears every event of a runner, in the thread that owns it, and notes what each step is computed on, and what is
-    left when all is done."""
+    """Return a listener for a runner's events that logs a snapshot for each step, and one when all requests have ended.
+
+    It must be called in the runner's thread."""
 
     def hear(event: Event) -> None:
         last = log.snapshots[-1] if log.snapshots else None

@@ -1,8 +1,8 @@
-"""A snapshot of pages as a picture: what happened to each panel's pages over the steps, and every page by its owner.
+"""Draw a snapshot of pages: each panel's pages over the steps, and every page by its owner.
 
-Owners have letters beside colours, shared pages hatching, idle ones dashes. Over the steps owners are stacked bands, as
-high as the pages each holds. A band has its letters where there is room; bands of one colour differ in hatching, thin
-ones too.
+Owners have letters in addition to colours; shared pages are hatched, idle ones dashed. Over the steps each owner is a
+band, as high as its number of pages, and the bands are stacked. A band has its letters if they fit; bands of one colour
+differ in hatching.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from workbench import svg
 from workbench.display import truncate_text
+from workbench.units import format_percent
 from workbench.widgets.flow import flow, paragraph
 from workbench.widgets.pages.cells import MAX_NAME_LETTERS, PageCells, letters, mark
 from workbench.widgets.pages.data import PageSnapshot
 
 LAYOUTS = ("by page", "by sequence")
 WIDTH = 900.0
-NAMES, TOKENS = 150.0, 70.0  # of a row of a sequence: its name, and how much of it stands
+NAMES, TOKENS = 150.0, 70.0  # pixels for a sequence's name, and for its number of tokens
 LEGEND_COLUMN = 225.0
 STYLE = (
     ".wb-pic .fr{fill:currentColor;fill-opacity:.05}"
@@ -32,8 +33,8 @@ STYLE = (
     ".wb-pic .b{font-weight:600}.wb-pic .s{font-size:11px}"
 )
 STRIP_HEIGHT = 56.0
-MAX_COLUMNS = 96  # snapshots drawn at most, of all there are
-HATCHES = (  # in the order in which the colours come again: none, and then these, in squares of 5
+MAX_COLUMNS = 96  # most snapshots in a strip
+HATCHES = (  # for the second, third, ... use of the same colours, in squares of 5 pixels
     "M-1 6L6 -1M-1 1L1 -1M4 6L6 4", "M-1 -1L6 6M4 -1L6 1M-1 4L1 6", "M0 2.5h5", "M2.5 0v5", "M0 2.5h5M2.5 0v5"
 )  # fmt: skip
 PATTERNS = svg.tag("defs", *(
@@ -51,11 +52,11 @@ def draw_page_map(
     note: str = "",
     width: float = WIDTH,
 ) -> str:
-    """`seen` is shown, one of `history`, all the snapshots there are; `numbers` are those of the owners, which give
-    them their letters and colours; what `chosen` does not hold is dimmed."""
-    caption = (
-        f"after step {snapshot.step - 1}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
-    )
+    """Draw `snapshot`, which is one of `history`, all recorded snapshots.
+
+    `numbers` gives each owner's number, which determines its letters and colour. If an owner is `chosen`, pages that it
+    does not hold are dimmed."""
+    caption = f"before step {snapshot.step}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
     parts = [svg.tag("style", STYLE), PATTERNS, svg.text(8, 17, caption, class_="b")]
     if note:
         parts.append(svg.text(width - 8, 17, note, class_="s faint", text_anchor="end"))
@@ -65,7 +66,7 @@ def draw_page_map(
         parts += [svg.text(8, y + 12, snapshot.panels[panel].title, class_="b"), *counts]
         y += 19 + 15 * len(counts)
         used = max(each.last_used_page[panel] for each in history)
-        if not used:  # there is nothing to be seen, and was not
+        if not used:  # no page was used in any snapshot
             y += 4
             continue
         if len(history) > 1:
@@ -94,7 +95,7 @@ def _counts(seen: PageSnapshot, panel: int) -> str:
             f"{about.pages} pages of {about.page_size} tokens: {one} held by one sequence, {several} by several, "
             f"{seen.num_idle(panel)} idle (the prefix index alone)"
         )
-        share = f", {filled / slots:.0%} of their slots filled" if slots else ""
+        share = f", {format_percent(filled / slots)} of their slots filled" if slots else ""
         return f"{caption}, {seen.num_free(panel)} free{share}"
     return f"{caption}, {seen.num_free(panel)} free"
 
@@ -155,7 +156,7 @@ def _owners(seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: floa
 
 
 def _legend(y: float, width: float) -> tuple[str, float]:
-    """Draw the legend of marks; return it and its height."""
+    """Draw the legend of marks; return markup and height."""
     marks = (
         ("c4", "held by one; the level is its tokens"), ("shared", "by several"),
         ("id", "idle: the prefix index alone"),
@@ -179,9 +180,10 @@ def draw_strip(
     wide: float,
     place: Callable[[int], float] | None = None,
 ) -> str:
-    """From below: what several share, what each holds alone, what is idle. A line where `snapshot` is.
+    """Draw the pages over the steps as stacked bands: shared, then exclusive by owner, then idle; and a line at
+    `snapshot`.
 
-    Where `place` gives the x at which a step begins, the axis is that of another picture, which has its own line.
+    `place` returns the x at which a step begins, for the axis of another picture, which draws its own line.
     """
     stride = 1
     while len(history) > MAX_COLUMNS * stride:
@@ -193,8 +195,10 @@ def draw_strip(
     where = place or (lambda step: x + wide * (step - first) / (last - first))
     edges = [min(max(x, where(each.step)), x + wide) for each in drawn] + [x + wide]
     bands = _bands(drawn, panel)
-    peak = max((sum(column) for column in zip(*bands.values(), strict=True)), default=0)
     about = snapshot.panels[panel]
+    alike = [number for number, each in enumerate(snapshot.panels) if each.pages == about.pages]  # on one scale
+    held = [each.counts[number] for each in drawn for number in alike]
+    peak = max(sum(alone) + shared + idle for alone, shared, idle in held)
     most = about.pages if peak * 3 > about.pages else max(1, round(peak * 1.2))
     base = [0.0] * len(drawn)
     tops = []
@@ -209,7 +213,7 @@ def draw_strip(
     alone, shared, idle = snapshot.counts[panel]
     now = {"\0shared": shared, "\0idle": idle, **dict(zip((each.name for each in snapshot.owners), alone, strict=True))}
     first_band = True
-    for name, counts, below, top in reversed(tops):  # each covers what is below it, which is drawn over it
+    for name, counts, below, top in reversed(tops):  # from the top, because lower bands are drawn over higher ones
         tip = _tip(name, counts, drawn, now.get(name, 0), snapshot.step, numbers)
         live = (
             f'data-key="band:{panel}:{svg.escape_attribute(_band_label(name, numbers))}" '
@@ -236,7 +240,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _bands(drawn: Sequence[PageSnapshot], panel: int) -> dict[str, list[int]]:
-    """Pages at each of `drawn`: those that are shared, each owner's, those that are idle."""
+    """Return the number of pages at each of `drawn`, by band: shared, exclusive by owner, idle."""
     shared = [each.counts[panel][1] for each in drawn]
     idle = [each.counts[panel][2] for each in drawn]
     owners: dict[str, list[int]] = {}
@@ -277,7 +281,7 @@ def _band_label(name: str, numbers: Mapping[str, int]) -> str:
 def _tip(
     name: str, counts: Sequence[int], drawn: Sequence[PageSnapshot], now: int, step: int, numbers: Mapping[str, int]
 ) -> str:
-    """Describe a band: its owner, its pages at the shown step, its maximum, and its time."""
+    """Describe a band: its owner, its pages at the shown step, its maximum, and its range of steps."""
     here = [each.step for each, count in zip(drawn, counts, strict=True) if count]
     if not here:
         return ""
@@ -290,7 +294,7 @@ def _tip(
 def _letter(
     label: str, here: Iterable[int], counts: list[int], below: list[float], edges: list[float], y: float, scale: float
 ) -> str:
-    """The band's name where it is highest, if there is room for it."""
+    """Draw the band's label where the band is highest, if it fits."""
     place = max(here, key=lambda place: (counts[place], edges[place + 1] - edges[place]))
     run = place
     while run + 1 < len(counts) and counts[run + 1] == counts[place] and below[run + 1] == below[place]:

@@ -1,9 +1,8 @@
-"""Show the cache's pages by owner, step by step, also while they change hands."""
+"""Show the cache's pages by owner, step by step, also while a runner works."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import RLock
 from typing import Any
 
 import ipywidgets
@@ -13,44 +12,37 @@ from workbench.errors import WorkbenchError
 from workbench.widgets.pages.cells import letters
 from workbench.widgets.pages.data import PageSnapshot, SnapshotLog, panels_of_runner, snapshot_listener, take_snapshot
 from workbench.widgets.pages.picture import LAYOUTS, draw_page_map
+from workbench.widgets.recorded import Recorded
 from workbench.widgets.view import PictureWidget
 
 
 class PageMap(PictureWidget):
-    """Pages by owner over steps: shared prefixes, what the prefix index keeps, what is free, residual and quantized
-    pages each in a panel of their own, and what lies on the host.
+    """A view of the cache's pages by owner over steps: shared prefixes, pages of the prefix index, free pages, and CPU
+    pages; residual and quantized pages have separate panels.
 
-    Given a runner, every step that it computes from now on is noted and, as long as `follow` is on, shown; given
-    snapshots (those of another map), these. `step` says which one is shown, `arranged` how, and `chosen` whose pages
-    stand out (a click on a page or a name). Close it to have no more noted.
+    `source` is a runner, or the snapshots of another map. A runner's steps are recorded from now on until the view is
+    closed, and shown while `steps.follow` is on. `step` is the shown step, `arranged` the layout, and `chosen` the
+    owner with highlighted pages (click on a page or a name).
     """
 
     step = traitlets.Int(0)
-    follow = traitlets.Bool(True)
     arranged = traitlets.Enum(LAYOUTS, LAYOUTS[0])
     chosen = traitlets.Unicode("")
 
     def __init__(self, source: Any):
         super().__init__()
-        self._log, self._leave = _open_log(source, self.throttle.mark)
-        self.follow = self._leave is not None
-        self._moving, self._in_set_range = RLock(), False
-        self._slider = ipywidgets.IntSlider(description="step", layout=ipywidgets.Layout(width="32em"))
-        self._play = ipywidgets.Play(interval=200, show_repeat=False)
-        live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
-        live.layout.width = "6em"
+        self._log, listen = _open_log(source)
+        grows = listen is not None
+        self.steps = Recorded(self, grows=grows, follow=grows)
+        if listen is not None:  # after the steps and the log: an event causes a redraw, which needs both
+            self._leave = listen(self.throttle.mark)
         arranged = ipywidgets.Dropdown(description="pages", options=LAYOUTS)
-        for control in (self._slider, self._play):  # not `link`, which raises where two threads move the step at once
-            self.observe(lambda change, control=control: control.set_trait("value", change["new"]), "step")
-            control.observe(lambda change: self.set_trait("step", change["new"]), "value")
-        traitlets.link((self, "follow"), (live, "value"))
-        traitlets.link((self, "arranged"), (arranged, "value"))
-        self.watch("follow", "arranged", "chosen")
-        self.observe(lambda _: self.throttle.mark(), "step")
-        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        self._set_slider_range()
-        self.step = self.snapshots[-1].step
-        self.show(ipywidgets.HBox([self._play, self._slider, live, arranged]))
+        self.watch("step", "arranged", "chosen")
+        self.steps.observe(lambda _: self.throttle.mark(), "follow")
+        self.shown.on_pick(self._pick)
+        self.steps.extend(self.snapshots[0].step, self.snapshots[-1].step)
+        self.step = self.steps.last
+        self.show(ipywidgets.HBox([self.steps, self.linked("arranged", arranged)]))
 
     @property
     def snapshots(self) -> tuple[PageSnapshot, ...]:
@@ -58,45 +50,24 @@ class PageMap(PictureWidget):
         return self._log.snapshots
 
     def fullest(self, panel: int = 0) -> int:
-        """The first step after which the fewest pages of a panel (its place, from above) were free."""
+        """Return the first step with the fewest free pages in a panel, given by its index."""
         return min(self.snapshots, key=lambda seen: seen.num_free(panel)).step
 
     def most_shared(self, panel: int = 0) -> int:
-        """The first step after which the most pages of a panel were held by several sequences."""
+        """Return the first step with the most shared pages in a panel, given by its index."""
         return max(self.snapshots, key=lambda seen: seen.num_shared(panel)).step
 
     def redraw(self) -> None:
-        self._set_slider_range()
+        self.steps.extend(self.snapshots[0].step, self.snapshots[-1].step)
         super().redraw()
 
     def picture(self) -> str:
         history, thinned = self.snapshots, self._log.num_thinned
-        note = f"{len(history)} steps noted" + (f", {thinned} older ones let go between them" if thinned else "")
+        note = f"{len(history) - history[-1].between_steps} steps recorded"
+        note += f", {thinned} older ones dropped" if thinned else ""
         return draw_page_map(
             self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note, self.width
         )
-
-    def _set_slider_range(self) -> None:
-        """The controls go as far as there are snapshots; shown is the last one as long as `follow` is on."""
-        with self._moving:
-            first, last = self.snapshots[0].step, self.snapshots[-1].step
-            self._in_set_range = True
-            try:
-                for control in (self._slider, self._play):
-                    control.max = max(last, control.min)
-                    control.min, control.max = first, last
-                if self.follow:
-                    self.step = last
-            finally:
-                self._in_set_range = False
-
-    @traitlets.validate("step")
-    def _before_step(self, proposal: dict[str, Any]) -> int:
-        """Stop following before the step is set, so that the thread that draws cannot move it away again."""
-        with self._moving:
-            if not self._in_set_range:
-                self.follow = self.follow and proposal["value"] >= self.snapshots[-1].step
-        return proposal["value"]
 
     def _pick(self, key: str) -> None:
         if key.startswith("@"):
@@ -112,20 +83,21 @@ class PageMap(PictureWidget):
         self.chosen = "" if name == self.chosen else name
 
 
-def _open_log(source: Any, on_change: Callable[[], None]) -> tuple[SnapshotLog, Callable[[], None] | None]:
-    """Return the log of `source`, and for a runner a function that stops recording."""
+def _open_log(source: Any) -> tuple[SnapshotLog, Callable[[Callable[[], None]], Callable[[], None]] | None]:
+    """Return the log of `source`, and for a runner a function that records its steps from now on: it takes what is
+    called after each one, and returns a function that stops recording."""
     from workbench.engine.runner import Runner
     from workbench.engine.runner_thread import RunnerThread
 
     if isinstance(source, Runner):
         live, panels = RunnerThread.attach(source), panels_of_runner(source)
         log = SnapshotLog([live.call(lambda runner: take_snapshot(runner.scheduler, panels))])
-        return log, live.listen(snapshot_listener(log, source.scheduler, panels, on_change))
+        return log, lambda on_change: live.listen(snapshot_listener(log, source.scheduler, panels, on_change))
     given = list(source) if isinstance(source, list | tuple) else []
     if not given or not all(isinstance(each, PageSnapshot) for each in given):
         raise WorkbenchError(
             f"PageMap: give a runner, or the snapshots of another PageMap, not {type(source).__name__}; "
-            "a record does not say which page was whose"
+            "a record does not hold the owners of pages"
         )
     if any(each.panels != given[0].panels for each in given):
         raise WorkbenchError("PageMap: these snapshots are of different caches; give those of one runner")

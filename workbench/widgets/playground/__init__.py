@@ -1,1 +1,1 @@
-"""A prompt played under any experiment's settings."""
+"""Play a prompt under any experiment's settings."""

@@ -1,48 +1,51 @@
-"""Generate one text in the background and gather its tokens and times from its events."""
+"""Generate one text in the background and collect its tokens and times from its events."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from workbench.errors import WorkbenchError, describe_error
-from workbench.waiting import wait_and_serve
+from workbench.errors import WorkbenchError
+from workbench.machine.processor import cpu_times, others_cpu_share
+from workbench.widgets.job import Job
 from workbench.widgets.playground.runners import RunnerCache
 from workbench.widgets.tokens.text import GeneratedToken
 
 TokenText = Callable[[int], str]
-NUM_LOGPROBS = 5  # that are shown of every token, unless the experiment asks for more
-STATUS_INTERVAL_SECONDS = 0.5  # seconds between two words on how long something takes
-COMPLETE = {"stop", "length", "not_chosen"}  # how a request finishes that was neither stopped nor failed
+NUM_LOGPROBS = 5  # log-probabilities requested for every token, unless the experiment requests more
+NUM_COMPARED_LOGPROBS = 20  # enough to hold mostly the token that another column chose
+SIDES = ("left", "right")  # names of two columns
+STATUS_INTERVAL_SECONDS = 0.1  # between two looks at the status and at `stop`
+COMPLETE = {"stop", "length", "not_chosen"}  # finish reasons of requests that were neither stopped nor failed
 STILL_LOADING = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
 
 
 @dataclass
 class PlayedRequest:
-    """Tokens and times of one request: `add_event` takes its events and those of its steps, as they come.
+    """The tokens and times of one request, built by `add_event` from the events of the request and its steps.
 
-    `trailing_text` is what a sample's end added to its text. Times are in seconds.
+    `trailing_text` is the text that appeared only when a sample ended. Times are in seconds.
     """
 
-    token_text: TokenText  # a token's own text
+    token_text: TokenText  # from a token id to its text
     tokens_by_sample: dict[int, list[GeneratedToken]] = field(default_factory=dict)
     trailing_text: dict[int, str] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     prompt_tokens: int = 0
     arrival: float = math.nan
-    first_token_time: float = math.nan  # when the first token came
+    first_token_time: float = math.nan
     last_token_time: float = math.nan
-    kv_bytes: int = 0  # of the pages that the last step was computed on
+    kv_bytes: int = 0  # bytes of the pages in use in the last step
     kv_peak: int = 0
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    compiles: tuple[int, int] | None = None  # of the runner, after the first and after the last of its steps
-    # Of the first sample: when each token came, and the model's log-probabilities then, its own and by token id.
+    compiles: tuple[int, int] | None = None  # the runner's compilations after the first and after the last step
+    # For each token of the first sample: its time, its log-probability, and the most probable ones by token id.
     token_times: list[float] = field(default_factory=list)
     logprobs: list[tuple[float | None, dict[int, float]]] = field(default_factory=list)
     error: str = ""
@@ -73,13 +76,15 @@ class PlayedRequest:
 
     @property
     def tpot(self) -> float | None:
-        """Return the time between tokens, as (last - first) / (n - 1) of the sample with most tokens."""
+        """Return the seconds per token after the first, (last - first) / (n - 1), for the sample with the largest
+        number n of tokens."""
         longest = max(map(len, self.tokens_by_sample.values()), default=0)
         return (self.last_token_time - self.first_token_time) / (longest - 1) if longest > 1 else None
 
     @property
     def throughput(self) -> float | None:
-        """Return tokens a second of all samples, from the request's arrival to the last token."""
+        """Return the tokens per second of all samples together, from the request's arrival to the last token; None if
+        unknown."""
         return (
             self.num_tokens / (self.last_token_time - self.arrival)
             if self.num_tokens and self.last_token_time > self.arrival
@@ -88,7 +93,8 @@ class PlayedRequest:
 
     @property
     def kv_bytes_per_token(self) -> float | None:
-        """Return bytes of the pages in use in the last step, over the tokens of the prompt and of all samples."""
+        """Return the bytes of the pages in use in the last step, divided by the tokens of prompt and samples; None if
+        unknown."""
         return self.kv_bytes / (self.prompt_tokens + self.num_tokens) if self.steps and self.prompt_tokens else None
 
     def text(self, sample: int = 0) -> str:
@@ -110,101 +116,57 @@ class PlayedRequest:
 
 
 class _Stopped(Exception):
-    """Stop loading a runner that is no longer wanted."""
+    """Raised to stop loading a runner after `stop`."""
 
 
-class BackgroundGeneration:
-    """Play one request in the background: from `start` on `played` grows until `done`, and `status` says what it does.
+class Generation:
+    """The generation of one request in a background job: `played` grows until the job has ended; `status` describes the
+    present work.
 
-    `stop` ends it after the step that is computed. While its runner is being made it ends at once, though a piece of
-    that work which cannot be broken off still goes on by itself.
+    Loading a runner cannot be interrupted: after `job.stop` it continues up to the next piece of its work.
 
     Args:
         experiment: settings of the engine, and its only request.
-        runners: where its runner is looked for, or made.
-        on_change: called whenever there is something to draw.
-        on_end: called once, before `wait` returns.
-        num_logprobs: log-probabilities that each token is played with, unless the experiment asks for more.
-        timed: play it so that it can be compared with another: the prefix cache is emptied, and a runner's first
-            request comes after a warm-up that is not shown.
+        runners: cache that returns or loads the runner.
+        on_change: called whenever there is something new to draw.
+        compared: whether times and tokens are compared with another request's: the prefix cache is emptied first, a new
+            runner plays a hidden warm-up, and each token gets `NUM_COMPARED_LOGPROBS` log-probabilities.
     """
 
-    def __init__(
-        self,
-        experiment: Any,
-        runners: RunnerCache,
-        on_change: Callable[[], None],
-        on_end: Callable[[BackgroundGeneration], None],
-        num_logprobs: int = NUM_LOGPROBS,
-        timed: bool = False,
-    ):
-        self.experiment, self.played, self.error = experiment, PlayedRequest(str), ""
-        self._runners, self._on_change, self._on_end = runners, on_change, on_end
-        self._num_logprobs, self._timed = num_logprobs, timed
+    def __init__(self, experiment: Any, runners: RunnerCache, on_change: Callable[[], None], compared: bool = False):
+        self.experiment, self.played, self.is_loading = experiment, PlayedRequest(str), True
+        self._runners, self._on_change, self._compared = runners, on_change, compared
         self._handle: Any = None
         self._status, self._since = "", time.monotonic()
-        self._lock = threading.RLock()  # a signal may stop what its own thread is just stopping
-        self._stopped, self._done, self._reported = threading.Event(), threading.Event(), threading.Event()
-        self._left = False  # stopped, and what cannot be broken off goes on
-
-    def start(self) -> None:
-        from workbench.stop_button import register_stoppable
-
-        register_stoppable(self)
-        threading.Thread(target=self._work, name="playground", daemon=True).start()
-        threading.Thread(target=self._tick, name="playground's clock", daemon=True).start()
+        self._lock = threading.RLock()  # reentrant: a signal may call `stop` in a thread that is within `_submit`
+        self.job = Job(self._work, on_stop=self._stop_request, name="playground")
 
     @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped.is_set() or "cancelled" in self.played.finish_reasons.values()
+    def is_left(self) -> bool:
+        """Return True if the user stopped this generation while its runner was loading; the loading cannot be
+        interrupted, and continues in the background."""
+        with self._lock:
+            return self.job.stopped and self.is_loading
 
     @property
     def status(self) -> str:
-        if self.done:
-            return STILL_LOADING if self._left else ""
-        if self._stopped.is_set():
-            return "stopping, after the step that is being computed"
         if self.played.num_tokens:
             return "generating"
         return f"{self._status} ({time.monotonic() - self._since:.0f} s)" if self._status else ""
 
-    def stop(self) -> None:
+    def _stop_request(self) -> None:
         with self._lock:
-            self._stopped.set()
-            if self._handle is not None and not self.done:
+            if self._handle is not None:
                 self._handle.stop()
 
-    def wait(self, seconds: float | None = None) -> bool:
-        try:
-            return wait_and_serve(self._reported.wait, seconds)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-
-    def _work(self) -> None:
+    def _work(self, _: Job) -> None:
         try:
             self._generate()
         except _Stopped:
             pass
-        except Exception as error:  # shown in the widget: no caller could catch it
-            self.error = describe_error(error)
-        self._end()
-        self._left = False
-        self._on_change()
-
-    def _end(self) -> None:
-        with self._lock:
-            if self.done:
-                return
-            self._done.set()
-        try:
-            self._on_end(self)
         finally:
-            self._reported.set()
+            self.is_loading = False
+            self._on_change()
 
     def _generate(self) -> None:
         from workbench.engine.runner_thread import RunnerThread
@@ -213,68 +175,124 @@ class BackgroundGeneration:
         runner = self._runners.get(self.experiment, self._set_status)
         if runner.tokenizer is None:
             raise WorkbenchError(f"model {self.experiment.model.name!r} has no tokenizer: it cannot read a prompt")
-        token_bytes = runner.tokenizer.token_bytes  # of the runner nothing else is kept
+        token_bytes = runner.tokenizer.token_bytes  # keeps no reference to the runner
         self.played.token_text = lambda token: format_token_bytes(token_bytes(token))
         (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab_size)
-        self._set_status("waiting for the first token; what a backend compiles is compiled now")
+        self._set_status("waiting for the first token; the backend may be compiling")
         live = RunnerThread.attach(runner)
-        request = replace(request, sampling=with_logprobs(request.sampling, self._num_logprobs))
-        if self._timed:
+        count = NUM_COMPARED_LOGPROBS if self._compared else NUM_LOGPROBS
+        request = replace(request, sampling=with_logprobs(request.sampling, count))
+        if self._compared:
             if self._runners.is_new(self.experiment):
                 self._warm_up(live, request)
             live.call(lambda owned: owned.reset_prefix_cache())
-        if (handle := self._submit(live, request)) is None:
-            return
-        for event in handle:
+        for event in self._submit(live, request):
             self.played.add_event(event)
             self._on_change()
-        self.error = handle.error or self.played.error
+        if error := self._handle.error or self.played.error:
+            raise WorkbenchError(error)
 
     def _warm_up(self, live: Any, request: Any) -> None:
-        """Play two tokens that are not shown, since a runner compiles and touches everything once.
+        """Generate two hidden tokens, because a runner's first request compiles and touches memory.
 
-        A warm-up that was stopped, or failed, is none: the next play begins with another.
+        After a stopped or failed warm-up, the next play warms up again.
         """
         short = request.sampling.model_copy(update={"max_tokens": 2})
-        events = self._submit(live, replace(request, sampling=short)) or ()
-        ends = {event.reason for event in events if event.kind == "finished"}
+        ends = {event.reason for event in self._submit(live, replace(request, sampling=short))
+                if event.kind == "finished"}  # fmt: skip
         if ends and ends <= COMPLETE:
             self._runners.mark_used(self.experiment)
 
     def _submit(self, live: Any, request: Any) -> Any:
-        """Submit a request and return its handle; None where it was stopped before."""
+        """Submit a request and return its handle. Raises _Stopped after `job.stop`."""
         with self._lock:
-            if self._stopped.is_set():
-                return None
+            if self.job.stopped:
+                raise _Stopped
+            self.is_loading = False
             self._handle = live.submit(replace(request, request_id=live.new_request_id("playground")))
             return self._handle
 
     def _set_status(self, doing: str) -> None:
-        if self._stopped.is_set():
+        if self.job.stopped:
             raise _Stopped
         self._status, self._since = doing, time.monotonic()
         self._on_change()
 
-    def _tick(self) -> None:
-        while not self.done and not self._stopped.wait(STATUS_INTERVAL_SECONDS):
-            if not self.played.num_tokens:
-                self._on_change()
-        self._on_change()
-        with self._lock:
-            self._left = self._stopped.is_set() and self._handle is None and not self.done
-        if self._left:
-            self._end()
+
+class BackgroundPlay(Job):
+    """A background job that plays one prompt under several experiments, one after the other, so that each has the
+    machine to itself.
+
+    `stop` ends the play after the present step. While a runner is being loaded it ends the play at once, but loading
+    that cannot be interrupted goes on in the background.
+
+    Args:
+        experiments: one for each column.
+        runners: cache that returns or loads the runners.
+        on_change: called whenever there is something new to draw.
+        on_end: called once, before `wait` returns.
+        first: index of the column that begins.
+    """
+
+    def __init__(
+        self, experiments: Sequence[Any], runners: RunnerCache, on_change: Callable[[], None],
+        on_end: Callable[[BackgroundPlay], None], first: int = 0,
+    ):  # fmt: skip
+        super().__init__(self._play, lambda _: on_end(self), self._stop_generations, "play")
+        self.generations = [Generation(each, runners, on_change, len(experiments) > 1) for each in experiments]
+        self.first, self._playing, self._on_change = first, self.generations[first], on_change
+        self._is_over = False  # before `done`: its end is drawn first
+        self.others_share: float | None = None  # other processes' share of the processor meanwhile
+
+    @property
+    def played(self) -> tuple[PlayedRequest, ...]:
+        return tuple(each.played for each in self.generations)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.stopped or any("cancelled" in each.finish_reasons.values() for each in self.played)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Return for each column the reason of its failure, or "" if it has not failed."""
+        return tuple(each.job.error for each in self.generations)
+
+    @property
+    def status(self) -> str:
+        if self._is_over:
+            return STILL_LOADING if self._playing.is_left else ""
+        if self.stopped:
+            return "stopping, after the step that is being computed"
+        status = self._playing.status
+        side = f"{SIDES[self.generations.index(self._playing)]}: " if len(self.generations) > 1 else ""
+        return status and side + status
+
+    def _play(self, _: Job) -> None:
+        before, shown = cpu_times(), ""
+        for generation in (*self.generations[self.first :], *self.generations[: self.first]):
+            self._playing = generation
+            generation.job.start()
+            while not generation.job.wait(STATUS_INTERVAL_SECONDS) and not generation.is_left:
+                if not generation.played.num_tokens and shown != (shown := self.status):
+                    self._on_change()
+            if self.cancelled or generation.job.error:
+                break
+        self.others_share, self._is_over = others_cpu_share(before), True
+
+    def _stop_generations(self) -> None:
+        for each in self.generations:
+            each.job.stop()
 
 
 def with_logprobs(sampling: Any, count: int = NUM_LOGPROBS) -> Any:
-    """Return sampling parameters with log probabilities where they can be computed; the tokens stay the same."""
+    """Return sampling parameters with at least `count` log-probabilities (not for beams); the tokens stay the same."""
     if sampling.beams:
         return sampling
     return sampling.model_copy(update={"logprobs": max(count, sampling.logprobs or 0)})
 
 
 def format_token_bytes(piece: bytes) -> str:
-    """Return a token's text in quotes, or its bytes in hexadecimal where they are no text."""
+    """Return a token's text in quotes, or its bytes in hexadecimal if they are not text."""
     try:
         return repr(piece.decode())
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A bounded history of what was played: as rows to pick from, as JSON, as CSV."""
+"""Keep a bounded history of plays, and write it as rows to pick from, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from workbench import svg
 from workbench.display import Table, truncate_text
 from workbench.errors import WorkbenchError
-from workbench.svg import format_seconds
+from workbench.units import format_seconds
 from workbench.widgets.playground.data import PlayedRequest
 
 MAX_ENTRIES = 50
@@ -29,10 +29,11 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class PlayedEntry:
-    """One play: `settings` of each side as JSON, and its `figures` (seconds, bytes, tokens), by name.
+    """One play in the history: for each side the `settings` as JSON, and the `figures` (seconds, bytes, tokens) by
+    name.
 
-    `difference` is the index of the first token that differs, `compared` the tokens that two sides share; both are None
-    for a single side.
+    `difference` is the index of the first token that differs, or None; `compared` is the number of equal tokens before
+    it. Both are None for a single side.
     """
 
     number: int
@@ -42,25 +43,25 @@ class PlayedEntry:
     figures: tuple[Mapping[str, float | None], ...]
     difference: int | None = None
     compared: int | None = None
-    remark: str = ""  # stopped, or an error
+    remark: str = ""  # stopped, failed, or ""
 
 
 class PlayHistory:
-    """The last plays, the newest first, `MAX_ENTRIES` at most."""
+    """The latest plays, newest first, at most `max_entries` of them."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES):
         self._max_entries, self._num_played = max_entries, 0
         self.entries: list[PlayedEntry] = []
 
     def add(self, **values: Any) -> PlayedEntry:
-        """Add an entry with these fields; it gets the next number."""
+        """Add an entry with the given fields; it gets the next number."""
         self._num_played += 1
         entry = PlayedEntry(self._num_played, **values)
         self.entries = [entry, *self.entries][: self._max_entries]
         return entry
 
     def find(self, number: int) -> PlayedEntry:
-        """Return the entry of this number. Raises WorkbenchError for one that is not there."""
+        """Return the entry of this number. Raises WorkbenchError for an unknown number."""
         for entry in self.entries:
             if entry.number == number:
                 return entry
@@ -68,14 +69,14 @@ class PlayHistory:
         raise WorkbenchError(f"no play {number} in the history; there are {known}")
 
     def as_values(self) -> list[Values]:
-        """Return the entries as JSON has them."""
+        """Return the entries as JSON values."""
         return json.loads(json.dumps([asdict(entry) for entry in self.entries]))
 
     def json(self) -> str:
         return json.dumps(self.as_values(), indent=1, ensure_ascii=False) + "\n"
 
     def csv(self) -> str:
-        """Return a row for each entry, with the settings of each side as JSON."""
+        """Return CSV with a row for each entry; a cell holds the settings of one side as JSON."""
         rows = []
         for entry in self.entries:
             row: Values = {name: getattr(entry, name) for name in ("number", "prompt", "seed", "difference", "compared",
@@ -88,7 +89,7 @@ class PlayHistory:
 
 
 def play_figures(played: PlayedRequest) -> dict[str, float | None]:
-    """Return what a side took: seconds, bytes, tokens."""
+    """Return the figures of a generation by name: seconds, bytes, tokens; None for an unknown one."""
     return {
         "ttft_s": played.ttft, "tpot_s": played.tpot, "kv_bytes_per_token": played.kv_bytes_per_token,
         "output_tokens": played.num_tokens,
@@ -98,7 +99,7 @@ def play_figures(played: PlayedRequest) -> dict[str, float | None]:
 def setting_changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by dotted path, as (before, after).
 
-    A group of another kind, or that one side lacks, is one setting."""
+    Groups of different kinds, or with different names, count as one setting."""
     found: dict[str, tuple[Any, Any]] = {}
     for name in dict.fromkeys((*before, *after)):
         one, other = before.get(name), after.get(name)
@@ -113,12 +114,13 @@ def setting_changes(before: Mapping[str, Any], after: Mapping[str, Any], path: s
 
 
 def _same_group(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether both have the same names, so that settings can be changed one by one."""
+    """Return whether both groups have the same kind and names, so that their settings can be compared one by one."""
     return one.keys() == other.keys() and one.get("kind") == other.get("kind")
 
 
 def draw_history(entries: Sequence[PlayedEntry], initial: Mapping[str, Any]) -> str:
-    """Draw one row a play; the key of its button is the entry's number. `initial` settings need no mention."""
+    """Draw a row for each play; its button's key is the entry's number. Only settings that differ from `initial`, or
+    between two sides, are listed."""
     two = any(len(entry.settings) > 1 for entry in entries)
     heads = ("#", "prompt", "seed", *(("first difference",) if two else ()), "time per token", "settings", "")
     lines = [_row(entry, initial, two, index == 0) for index, entry in enumerate(entries)]
@@ -153,15 +155,22 @@ def describe_difference(entry: PlayedEntry) -> str:
 
 
 def describe_settings(entry: PlayedEntry, initial: Mapping[str, Any]) -> str:
-    """Describe the settings of an entry: where two sides differ as `left | right`, else what is not initial."""
+    """Return the settings that differ: between two sides, as `left | right`, or from the initial ones."""
     if len(entry.settings) == 2:
         changes = setting_changes(*entry.settings)
-        return "; ".join(f"{path}: {_short(a)} | {_short(b)}" for path, (a, b) in changes.items()) or "equal settings"
+        return (
+            "; ".join(f"{path}: {format_setting(a)} | {format_setting(b)}" for path, (a, b) in changes.items())
+            or "equal settings"
+        )
     changes = setting_changes(initial, entry.settings[0])
-    return "; ".join(f"{path}: {_short(b)}" for path, (_, b) in changes.items() if path != "sampling.seed") or "initial"
+    return (
+        "; ".join(f"{path}: {format_setting(b)}" for path, (_, b) in changes.items() if path != "sampling.seed")
+        or "initial"
+    )
 
 
-def _short(value: Any) -> str:
+def format_setting(value: Any) -> str:
+    """Return a setting's value on one line; for a group of settings with a kind, its kind."""
     if isinstance(value, dict):
         value = value.get("kind", value)
     return truncate_text(value if isinstance(value, str) else json.dumps(value), 40)

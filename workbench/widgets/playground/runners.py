@@ -1,4 +1,4 @@
-"""The last few runners of a widget, by the experiments they carry out."""
+"""Cache a widget's most recent runners by experiment."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Any
 from workbench.errors import WorkbenchError
 
 MAX_RUNNERS = 3
-# What may differ between experiments that one runner serves.
+# Settings in which experiments may differ that share a runner.
 PER_REQUEST_SETTINGS = {"question", "sampling", "workload", "measure", "variants", "sweep", "judge"}
 
 
 class RunnerCache:
-    """Runners of experiments: `get` returns one that is there, or makes one, for which the oldest may have to go.
+    """A cache of runners by experiment: `get` returns a cached runner or loads one, and drops the oldest if the cache
+    is full.
 
-    One is made at a time: another thread waits meanwhile, and may find there what was made. After `close` none is kept.
+    Runners are loaded one at a time; other threads wait, and may then find the runner in the cache. After `close` the
+    cache keeps none.
     """
 
     def __init__(self, max_runners: int = MAX_RUNNERS):
         self._max_runners, self._runners = max_runners, OrderedDict[str, Any]()
-        self._made, self._used = set[str](), set[str]()  # those that were made here, and that have run a request
-        self._load_lock = threading.Lock()  # held while a runner is made, which may take minutes
-        self._lock, self._closed = threading.Lock(), False  # of the runners, never held for long
+        self._made, self._used = set[str](), set[str]()  # keys: loaded here; have run a request
+        self._load_lock = threading.Lock()  # held while a runner is loaded, which may take minutes
+        self._lock, self._closed = threading.Lock(), False  # guards the runners, never held for long
 
     def put(self, experiment: Any, runner: Any) -> None:
-        """Keep the runner that the experiment describes. Raises WorkbenchError once the cache is closed."""
+        """Add the runner of an experiment. Raises WorkbenchError once the cache is closed."""
         with self._lock:
             self._check_open()
             self._runners[_key(experiment)] = runner
@@ -36,7 +38,7 @@ class RunnerCache:
             self._drop_oldest(self._max_runners)
 
     def close(self) -> None:
-        """Forget all runners and keep no more; the processes of those that were made here end."""
+        """Drop all runners, accept no more, and close those that were loaded here."""
         with self._lock:
             self._closed = True
             runners, self._runners = self._runners, OrderedDict[str, Any]()
@@ -45,26 +47,28 @@ class RunnerCache:
                 runner.close()
 
     def is_new(self, experiment: Any) -> bool:
-        """Return whether the runner of `experiment` has run nothing that was timed."""
+        """Return whether the runner of `experiment` still needs a warm-up."""
         return _key(experiment) not in self._used
 
     def mark_used(self, experiment: Any) -> None:
         self._used.add(_key(experiment))
 
     def get(self, experiment: Any, report: Callable[[str], None]) -> Any:
-        """Return the runner of `experiment`; raise WorkbenchError where it cannot be loaded, or the cache is closed.
-        `report` gets a line on what takes long, and ends it by an error of its own."""
+        """Return the runner of `experiment`, loaded if necessary.
+
+        `report` is called with a status before each long piece of work; an exception that it raises ends the loading.
+        Raises WorkbenchError if the runner cannot be loaded, or the cache is closed."""
         from workbench.experiment.build import runner_for
 
         key = _key(experiment)
         if self._load_lock.locked():
-            report("waiting until the runner is made that was begun before")
+            report("waiting for another runner to load")
         with self._load_lock:
             with self._lock:
                 self._check_open()
                 found = self._runners.get(key)
             if found is None:
-                report("making the runner")
+                report("loading the runner")
                 shared = self._loaded_model(experiment)
                 with self._lock:
                     self._drop_oldest(self._max_runners - 1)  # before the new one takes memory
@@ -73,7 +77,7 @@ class RunnerCache:
                 self._used.discard(key)
             try:
                 self.put(experiment, found)
-            except WorkbenchError:  # closed while it was made
+            except WorkbenchError:  # closed while the runner was loaded
                 if key in self._made:
                     found.close()
                 raise
@@ -88,7 +92,7 @@ class RunnerCache:
             self._runners.popitem(last=False)
 
     def _loaded_model(self, experiment: Any) -> Any:
-        """Return a model in memory with the weights of `experiment`; None where there is none."""
+        """Return a loaded model with the weights of `experiment`, or None."""
         with self._lock:
             runners = tuple(self._runners.values())
         each = (runner.loaded_model.for_settings(runner.config, experiment) for runner in runners)

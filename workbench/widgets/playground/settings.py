@@ -1,5 +1,5 @@
-"""Settings of the playground: the initial ones, those that do not apply to a single request, and a Python text of those
-that differ from the defaults."""
+"""Define the playground's initial settings and the settings that it leaves out, and write non-default settings as
+Python."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.widgets.playground.runners import RunnerCache
 
-# So long that what it is compared by can be seen: a quantized cache is smaller than a dense one from some 200 tokens on
-# (its newest stay in full precision), and without a cache each step computes all of them again.
+# Long enough to show differences: a quantized cache is smaller than a dense one from about 200 tokens on (its newest
+# tokens stay in full precision), and without a cache each step computes all tokens again.
 DEFAULT_PROMPT = '''\
 """Small functions on whole numbers."""
 
@@ -58,8 +58,8 @@ def digits(number):
 def fibonacci(number):
 '''
 QUESTION = "What does this model make of this prompt?"
-READABLE_TEMPERATURE = 0.7  # at 1 a small model's text soon falls apart
-# The prompt has a control of its own; the others are for runs of many, or for verdicts on them.
+READABLE_TEMPERATURE = 0.7  # at 1 a small model's text soon becomes nonsense
+# The prompt (workload) has its own control; the others apply to runs of many requests, or to verdicts.
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
 SCRIPT_TEMPLATE = """\
 import workbench
@@ -72,7 +72,7 @@ for event in runner.stream(experiment.workload.prompts, **dict(experiment.sampli
 
 
 def setting_suggestions() -> dict[str, tuple[str, ...]]:
-    """Return texts that are offered for settings that may be any text, by dotted path."""
+    """Return suggested values for settings that are texts, by dotted path."""
     from compiled_kernels import Backend
     from compiled_kernels.backends import AUTO_BACKEND
     from workbench.engine.loaded_model import BUNDLED_MODELS
@@ -87,20 +87,23 @@ def single_prompt_workload(prompt: str) -> dict[str, Any]:
 
 
 def initial_experiment(given: Any, prompt: str | None, runners: RunnerCache) -> Any:
-    """Return the experiment that `given` stands for, with one prompt. Raises WorkbenchError where it stands for none.
+    """Return an experiment with the settings of `given` and a single prompt.
 
     Args:
-        given: an Experiment, the path of one in YAML, a model's name, a runner, or None for the demo model.
-        prompt: the prompt; None for that of `given`.
-        runners: where a runner that is given is kept.
+        given: an Experiment, the path of its YAML file, a model's name, a runner, or None for the demo model.
+        prompt: the prompt; None for the first prompt of `given`, or else a default.
+        runners: cache to which a given runner is added.
+
+    Raises:
+        WorkbenchError: `given` is something else, or its executor is simulated.
     """
-    from workbench.experiment.experiment import Experiment, PromptsWorkload
+    from workbench.experiment.experiment import Experiment
 
     found = _experiment(given, runners)
-    texts = found.workload.prompts if isinstance(found.workload, PromptsWorkload) else (DEFAULT_PROMPT,)
+    texts = found.workload.prompts if found.workload.kind == "prompts" else (DEFAULT_PROMPT,)
     values = found.model_dump(mode="json", exclude={"variants", "sweep", "judge", "workload"})
     if values["executor"]["kind"] == "simulated":
-        raise WorkbenchError("executor: a simulated one computes no tokens; play one whose executor is real")
+        raise WorkbenchError("executor: a simulated executor computes no tokens; give an experiment with a real one")
     return Experiment.from_values(
         {**values, "workload": single_prompt_workload(texts[0] if prompt is None else prompt)}
     )
@@ -129,11 +132,11 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
         return Experiment.from_file(given)
     if isinstance(given, str | Path):
         return Experiment.from_values({**plain, "model": {"name": str(given)}})
-    raise WorkbenchError(f"Playground: give an Experiment, a YAML file, a model's name or a runner, not {given!r}")
+    raise WorkbenchError(f"Playground: pass an Experiment, a YAML file, a model's name or a runner, not {given!r}")
 
 
 def as_python(experiment: Any) -> str:
-    """Return a script whose tokens are those of the experiment."""
+    """Return a Python script that generates the same tokens as the experiment."""
     values, plain = experiment.model_dump(mode="json"), type(experiment).model_construct().model_dump(mode="json")
     needed = {name for name, field in type(experiment).model_fields.items() if field.is_required()}
     short = non_default(values, {name: value for name, value in plain.items() if name not in needed})
@@ -141,7 +144,8 @@ def as_python(experiment: Any) -> str:
 
 
 def non_default(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `values` that are not as in `defaults`, inside groups of the same kind too, which keep `kind`."""
+    """Return the `values` that differ from `defaults`, also within groups of the same kind, each of which keeps its
+    `kind`."""
     short: dict[str, Any] = {}
     for name, value in values.items():
         if name in defaults and defaults[name] == value and type(defaults[name]) is type(value):

@@ -1,1 +1,1 @@
-"""Prompts, segment by segment."""
+"""Show prompts segment by segment."""

@@ -1,4 +1,4 @@
-"""Read prompts for a picture: segments with their kinds and cached tokens, under one of several templates.
+"""Prepare a prompt for drawing: its segments with kinds and cached tokens, under one of several templates.
 
 conversation, template, arguments -> Prompt -> AssembledView: bands, groups of bands, divergence, errors
 """
@@ -19,10 +19,10 @@ from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.widgets.tokens.picture import TokenizedPiece
 
-MAX_SEPARATE_BANDS = 80  # more segments are shown in groups
-GROUP_SIZE = 40  # bands
-NUM_LAST_BANDS = 24  # that are never in a group
-# What a segment is, each with its letter in the picture.
+MAX_SEPARATE_BANDS = 80  # prompts with more segments are shown in groups
+GROUP_SIZE = 40  # bands in a group
+NUM_LAST_BANDS = 24  # last bands, which are never grouped
+# Kinds of segments, each with its letter in the picture.
 KINDS = {
     "template": "", "system": "S", "tool": "F", "document": "D", "user": "U", "answer": "A", "thought": "T",
     "call": "C", "result": "R", "argument": "V",
@@ -33,14 +33,14 @@ ROLE_KINDS = {"user": "user", "assistant": "answer", "tool": "result"}
 
 @dataclass(frozen=True)
 class Band:
-    """A segment as it is shown.
+    """One segment of a prompt, with the data for its drawing.
 
     Args:
-        index: its number among the segments.
+        index: index of the segment.
         kind: a key of `KINDS`.
-        cached: its tokens that are in the prefix cache.
-        note: why the answer's tokens are read back from text; empty where they are not.
-        forged: control tokens that its text spells, each of them plain characters to the model.
+        cached: number of its tokens in the prefix cache.
+        note: reason why an answer's tokens were tokenized from text again and not kept as generated; else empty.
+        forged: names of control tokens in its text, which are plain characters to the model.
     """
 
     index: int
@@ -57,18 +57,18 @@ class Band:
 
 @dataclass(frozen=True)
 class BandGroup:
-    """Bands that are shown as one, until it is opened."""
+    """Bands that are shown as one row until the group is opened."""
 
     first: int
     last: int  # exclusive
     num_tokens: int
     cached: int
-    turns: tuple[int, int] | None = None  # the first and the last turn in it
+    turns: tuple[int, int] | None = None  # numbers of the first and last turn in it
 
 
 @dataclass(frozen=True)
 class TemplateOutcome:
-    """The prompt that one template makes of a conversation, or the error in its place."""
+    """The prompt that one template makes of a conversation, or the template's error."""
 
     name: str
     prompt: Prompt | None = None
@@ -77,21 +77,21 @@ class TemplateOutcome:
 
     @property
     def written_tokens(self) -> int:
-        """Return the number of tokens that the template wrote itself."""
+        """Return the number of tokens that come from the template itself, not from the conversation."""
         segments = self.prompt.segments if self.prompt is not None else ()
         return sum(len(each.token_ids) for each in segments if each.name == "template")
 
 
 @dataclass(frozen=True)
 class AssembledView:
-    """A prompt as it is shown.
+    """A prompt with the data for its drawing.
 
     Args:
-        cached_tokens: how many of its tokens are in the prefix cache; None without such a cache.
-        context: tokens that prompt and answer may have together; 0 if unknown.
-        compared: whether there is a prompt before this one.
-        divergence: where it parts from that one; None where it begins with it.
-        error: why the prompt is refused; it is shown all the same where it could be assembled.
+        cached_tokens: number of its tokens in the prefix cache; None without such a cache.
+        context: most tokens of prompt and answer together; 0 if unknown.
+        compared: whether there is a previous prompt.
+        divergence: the first difference from the previous prompt; None if that is a prefix of this one.
+        error: why the runner would refuse the prompt, or "".
     """
 
     prompt: Prompt
@@ -123,7 +123,7 @@ class AssembledView:
 
     @property
     def written_tokens(self) -> int:
-        """Return the number of tokens that the template wrote itself."""
+        """Return the number of tokens that come from the template itself, not from the conversation."""
         return sum(each.num_tokens for each in self.bands if each.kind == "template")
 
     @property
@@ -132,7 +132,7 @@ class AssembledView:
 
     @cached_property
     def rows(self) -> tuple[Band | BandGroup, ...]:
-        """Return the bands in order; of many, those in the middle in groups."""
+        """Return the bands in order; if there are many, the middle ones in groups."""
         bands = self.bands
         if len(bands) <= MAX_SEPARATE_BANDS:
             return bands
@@ -144,13 +144,14 @@ class AssembledView:
         return (*bands[:head], *groups, *bands[last:])
 
     def pieces(self, band: Band, first: int = 0, count: int | None = None) -> list[TokenizedPiece]:
-        """Return `count` tokens of a band from the `first` on."""
+        """Return `count` tokens (default: all) of a band from index `first` on."""
         ids = band.segment.token_ids[first : None if count is None else first + count]
         known = self.tokenizer
         return [TokenizedPiece(i, known.token_bytes(i), known.id_to_token(i), known.is_special(i)) for i in ids]
 
     def containing(self, token: int) -> int:
-        """Return the index of the band that holds a token, or of the last one."""
+        """Return the index of the band that contains the token at index `token`; the last band if there is no such
+        token."""
         found = (each.index for each in self.bands if each.segment.start <= token < each.segment.end)
         return next(found, len(self.bands) - 1)
 
@@ -163,12 +164,12 @@ def group(bands: Sequence[Band]) -> BandGroup:
 
 
 def is_generated(segment: Segment) -> bool:
-    """Return whether a segment holds tokens as the model generated them."""
+    """Return whether a segment holds tokens exactly as the model generated them."""
     return segment.name.endswith(": as generated")
 
 
 def kind_of(segment: Segment, conversation: Conversation) -> str:
-    """Return what a segment is, a key of `KINDS`."""
+    """Return the kind of a segment, a key of `KINDS`."""
     part, _, what = segment.name.partition(": ")
     if part.startswith("message "):
         if what in FIELD_KINDS:
@@ -182,9 +183,9 @@ def kind_of(segment: Segment, conversation: Conversation) -> str:
 
 @dataclass(frozen=True)
 class TemplateChoices:
-    """The templates that a conversation can be read with: the model's own, by name, and others beside them.
+    """The templates that a conversation can use: the model's own, and `others` by name.
 
-    It is a `PromptReader` for none of them: `reader(name)` returns one.
+    `reader(name)` returns the `PromptReader` of one template.
     """
 
     tokenizer: Tokenizer
@@ -193,10 +194,10 @@ class TemplateChoices:
 
     @classmethod
     def of(cls, model: Any, others: Mapping[str, Any]) -> TemplateChoices:
-        """Gather templates; `others` are Jinja texts, folders of models, or ChatTemplates.
+        """Collect the templates of a model and `others`: Jinja texts, folders of models, or ChatTemplates.
 
         Raises:
-            WorkbenchError: for a model without a tokenizer, and for what is no template.
+            WorkbenchError: the model has no tokenizer, there is no template, or one of `others` is not a template.
         """
         tokenizer, own = getattr(model, "tokenizer", None), getattr(model, "chat_template", None)
         if not isinstance(tokenizer, Tokenizer):
@@ -214,7 +215,7 @@ class TemplateChoices:
         return (*(self.own.texts if self.own is not None else ()), *self.others)
 
     def choose(self, conversation: Conversation) -> str:
-        """Return the name of the template that the model takes for a conversation (WorkbenchError if it is unknown)."""
+        """Return the name of a conversation's template. Raises WorkbenchError for an unknown name."""
         name = conversation.template
         if name is not None and name in self.others:
             return name
@@ -228,7 +229,7 @@ class TemplateChoices:
         return _Reader(self.tokenizer, self.others.get(name, self.own))
 
     def conversation(self, conversation: Conversation, name: str, arguments: Mapping[str, Any]) -> Conversation:
-        """Return the conversation as it is read with a template and further arguments of it."""
+        """Return the conversation with the template `name` and further template arguments."""
         wanted = None if name in self.others else name
         merged = {**conversation.template_arguments, **arguments}
         return conversation.model_copy(update={"template": wanted, "template_arguments": merged})
@@ -236,7 +237,7 @@ class TemplateChoices:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A tokenizer with the template of one's choice."""
+    """A tokenizer with a chosen template."""
 
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
@@ -256,7 +257,11 @@ def _as_template(given: Any, name: str, names: Mapping[str, str]) -> ChatTemplat
 
 
 def as_conversation(given: Any) -> Conversation:
-    """Return a conversation of a text, of messages in OpenAI's shape, or as it is."""
+    """Return a Conversation unchanged, or make one from a text or from messages in OpenAI's format.
+
+    Raises:
+        WorkbenchError: the value has another type.
+    """
     if isinstance(given, Conversation):
         return given
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""Draw a prompt: figures, a strip to scale, its segments as bands, the tokens of the chosen one, and its templates."""
+"""Draw a prompt: figures, a strip to scale, its segments as bands, the chosen segment's tokens, and the templates."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from html import escape
 from workbench import svg
 from workbench.display import truncate_text
 from workbench.prompt.turns import describe_turn
+from workbench.units import format_percent
 from workbench.widgets.prompt.data import KINDS, AssembledView, Band, BandGroup, TemplateOutcome, is_generated
 from workbench.widgets.tokens.picture import STYLE as TOKEN_STYLE
 from workbench.widgets.tokens.picture import draw_piece
 
 LAYOUTS = ("segments", "text", "template")
-PAGE_TOKENS = 500  # tokens of a segment that are drawn at a time
+PAGE_TOKENS = 500  # tokens of a segment that are drawn on a page
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 64, 160
 MAX_TEXT = 40_000  # characters of the layout `text`
-MAX_CUT = 40  # turns that are listed
-MAX_STRIP = 240  # pieces of the strip
+MAX_CUT = 40  # most cut turns that are listed
+MAX_STRIP = 240  # most groups of bands in the strip
 COLOURS = {
     "system": "#0072b2", "tool": "#e69f00", "document": "#b8a800", "user": "#009e73", "answer": "#56b4e9",
     "thought": "#cc79a7", "call": "#d55e00", "result": "#e69f00", "argument": "#7d7d7d", "template": "#8a8a8a",
@@ -80,7 +81,7 @@ STYLE = (
 
 @dataclass(frozen=True)
 class PromptState:
-    """Hold what is shown of a prompt: a layout, the chosen segment and its page of tokens, the group that is open."""
+    """The state of a prompt's picture: layout, chosen segment (-1: none), its page of tokens, and the open group."""
 
     layout: str = LAYOUTS[0]
     chosen: int = -1
@@ -113,7 +114,7 @@ def _figures(view: AssembledView) -> str:
     else:
         rows.append(("cached", f"{view.cached_tokens:,}", "tokens whose keys and values are in the prefix cache"))
         rows.append(("computed anew", f"{anew:,}", "tokens that a request for this prompt would compute"))
-    share = svg.format_percent(view.written_tokens / view.num_tokens) if view.num_tokens else "–"
+    share = format_percent(view.written_tokens / view.num_tokens) if view.num_tokens else "–"
     rows.append(("of the template", f"{view.written_tokens:,} ({share})", "tokens that people did not write"))
     rows.append(("control tokens", f"{view.num_control_tokens:,}", "tokens without a text: only the template's own"))
     if view.context:
@@ -126,7 +127,7 @@ def _figures(view: AssembledView) -> str:
 
 
 def _strip(view: AssembledView) -> str:
-    """Draw the prompt to scale, the cached part below it, and where it parts from the prompt before."""
+    """Draw the prompt to scale, with its cached part below, and its first difference from the previous prompt."""
     total = max(1, view.num_tokens)
     pieces = [
         svg.tag(
@@ -164,7 +165,7 @@ def _strip_words(view: AssembledView) -> str:
 
 
 def _strip_pieces(view: AssembledView) -> Iterator[tuple[str, str, int]]:
-    """Yield (kind, name, tokens) in order; of many bands, neighbours of one kind are one piece."""
+    """Yield (kind, name, tokens) in order; of many bands, some neighbours are merged by kind."""
     bands = view.bands
     step = -(-len(bands) // MAX_STRIP) if bands else 1
     for first in range(0, len(bands), step):
@@ -305,7 +306,7 @@ def _button(sign: str, key: str, label: str, disabled: bool) -> str:
 
 
 def _excerpt(view: AssembledView, band: Band) -> str:
-    """Return the beginning of a band in one line, control tokens marked."""
+    """Return the beginning of a band on one line, with control tokens marked."""
     ids = band.segment.token_ids[:EXCERPT_TOKENS]
     names = tuple(view.tokenizer.special_token_ids) if band.forged else ()
     if band.kind != "template" and not is_generated(band.segment):
@@ -316,7 +317,7 @@ def _excerpt(view: AssembledView, band: Band) -> str:
 
 
 def _with_controls(view: AssembledView, ids: Sequence[int]) -> str:
-    """Return the text of tokens with its control tokens as chips."""
+    """Return the text of tokens as HTML, with control tokens as chips."""
     known, parts, run = view.tokenizer, list[str](), b""
     for id in ids:
         if known.is_special(id):
@@ -336,7 +337,7 @@ def _one_line(text: str) -> str:
 
 
 def _spelled(text: str, names: Sequence[str], style: str) -> str:
-    """Escape a text; names of control tokens that it spells are underlined."""
+    """Return a text as HTML, with the names of control tokens in it marked by the CSS class `style`."""
     found = escape(text, quote=False)
     for name in names:
         known = escape(name, quote=False)
@@ -346,8 +347,8 @@ def _spelled(text: str, names: Sequence[str], style: str) -> str:
 
 
 def _whole_text(view: AssembledView) -> str:
-    """Draw the prompt as one text: the template's part faint with its control tokens marked, all other parts
-    underlined in the colour of their kind."""
+    """Draw the prompt as one text: the template's parts faint with marked control tokens, the others underlined in the
+    colour of their kind."""
     parts, size, total = [], 0, sum(len(each.segment.text) for each in view.bands)
     for band in view.bands:
         if size > MAX_TEXT:
@@ -368,7 +369,7 @@ def _whole_text(view: AssembledView) -> str:
 
 
 def _outcomes(view: AssembledView) -> str:
-    heads = ("template", "tokens", "its own", "against the prompt before" if view.compared else "")
+    heads = ("template", "tokens", "its own", "compared with the previous prompt" if view.compared else "")
     head = svg.tag("thead", svg.tag("tr", *(svg.tag("th", each, scope="col") for each in heads)))
     rows = (_outcome(each, each.name == view.template, view.compared) for each in view.outcomes)
     return svg.tag("table", head, svg.tag("tbody", *rows), class_="wb-outcomes")

@@ -1,4 +1,4 @@
-"""Show what stands before a model: a prompt's segments and tokens, what is cached, and what a template does."""
+"""Show a model's prompt: its segments and tokens, the cached part, and the effect of a template."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from workbench.widgets.prompt.picture import LAYOUTS, PAGE_TOKENS, PromptState, 
 from workbench.widgets.settings_form.form import error_line, error_markup
 from workbench.widgets.view import PictureWidget
 
-MAX_PROMPTS = 16  # assembled prompts that are kept
+MAX_PROMPTS = 16  # cached prompts
 
 
 class PromptView(PictureWidget):
-    """A conversation as the model reads it: segments as bands, each with its tokens, the cached part, and its text.
+    """A view of a conversation as the model reads it: segments as bands, each with its tokens, its cached part, and its
+    text.
 
-    Click a band for its tokens. Control tokens are marked; what a text merely spells is plain text. `previous`, a
-    conversation or a prompt, is the one before: the view shows at which token this one parts from it. Setting
-    `conversation` makes the one shown so far the previous one. `templates` are others to read it with, by name: Jinja
-    texts, folders of models, or chat templates; `template` is the name of the chosen one and `arguments` are further
-    variables of it.
+    Click a band for its tokens. Control tokens are marked; their names within a text are plain text. `previous` is an
+    earlier conversation or prompt: the view shows the first token that differs from it. Setting `conversation` makes
+    the old one the previous one. `templates` adds templates by name: Jinja texts, folders of models, or chat templates;
+    `template` is the name of the chosen one, and `arguments` are further variables for it.
 
-    Given a runner the cached part is what its prefix cache holds now, and follows it. `max_tokens` are kept free for
-    the answer, as in a request. `prompt` is the assembled prompt.
+    With a runner, the cached part follows its prefix cache. `max_tokens` are reserved for the answer, as in a request.
+    `prompt` is the assembled prompt.
     """
 
     engine_fields = ("_runner",)
@@ -42,8 +42,8 @@ class PromptView(PictureWidget):
     template = traitlets.Unicode()
     arguments = traitlets.Dict()
     layout_name = traitlets.Enum(LAYOUTS, default_value=LAYOUTS[0])
-    chosen = traitlets.Int(-1)  # the segment whose tokens are shown
-    opened = traitlets.Unicode()  # the group of segments that is open, or "cut"
+    chosen = traitlets.Int(-1)  # index of the segment with visible tokens
+    opened = traitlets.Unicode()  # first index of the open group of segments, or "cut"
     token_page = traitlets.Int(0)
 
     def __init__(
@@ -66,34 +66,32 @@ class PromptView(PictureWidget):
         self._view: tuple[Any, AssembledView] | None = None
         super().__init__(conversation=talk, template=self._choices.choose(talk))
         self._alert = error_line("")
-        self.read()  # what cannot be read at all is refused here
+        self.read()  # raises here if the template refuses the conversation
         names = self._choices.names
-        self._names = ipywidgets.Dropdown(options=names, description="template", layout={"width": "18em"})
+        known = ipywidgets.Dropdown(options=names, description="template", layout={"width": "18em"})
         self._arguments = ipywidgets.Text(
             description="arguments", placeholder='{"enable_thinking": false}', continuous_update=False,
             layout={"width": "24em"},
         )  # fmt: skip
-        self._layouts = ipywidgets.ToggleButtons(options=LAYOUTS, style={"button_width": "auto"})
-        traitlets.link((self, "template"), (self._names, "value"))
-        traitlets.link((self, "layout_name"), (self._layouts, "value"))
+        layouts = ipywidgets.ToggleButtons(options=LAYOUTS, style={"button_width": "auto"})
         self._arguments.observe(self._on_arguments, "value")
         self.observe(self._on_conversation, "conversation")
         self.watch("conversation", "template", "arguments", "layout_name", "chosen", "opened", "token_page")
         self.shown.on_pick(self._pick)
         if self._runner is not None:
             self._leave = RunnerThread.attach(self._runner).listen(self._on_event)
-        row = ipywidgets.HBox([self._layouts, self._names, self._arguments], layout={"flex_flow": "row wrap"})
-        self.show(row, self._alert)
+        row = [self.linked("layout_name", layouts), self.linked("template", known), self._arguments]
+        self.show(ipywidgets.HBox(row, layout={"flex_flow": "row wrap"}), self._alert)
 
     @property
     def prompt(self) -> Prompt:
         return self.read().prompt
 
     def read(self) -> AssembledView:
-        """Return what is shown: the prompt with its bands, and the tokens of it that are cached now.
+        """Return the prompt with the data for its drawing, and with its presently cached tokens.
 
         Raises:
-            WorkbenchError: where the chosen template refuses the conversation.
+            WorkbenchError: the chosen template refuses the conversation.
         """
         with self._reading:
             name, context = self.template, self._context
@@ -102,7 +100,7 @@ class PromptView(PictureWidget):
             outcomes = self._outcomes() if len(self._choices.names) > 1 else ()
             cached = self._cached(prompt)
             key = (id(prompt), cached, error, parted, name)
-            if self._view is None or self._view[0] != key:  # what is derived from it is kept with it
+            if self._view is None or self._view[0] != key:  # a view caches its bands
                 compared = self._previous is not None
                 view = AssembledView(
                     prompt, self._choices.tokenizer, cached, context, compared, parted, error, name, outcomes
@@ -117,7 +115,7 @@ class PromptView(PictureWidget):
     def redraw(self) -> None:
         try:
             super().redraw()
-        except WorkbenchError as error:  # a template that refuses: the picture stays, and the line says why
+        except WorkbenchError as error:  # refused by the template: keep the picture, and show the error
             self._alert.value = error_markup(str(error))
         else:
             self._alert.value = ""
@@ -127,7 +125,7 @@ class PromptView(PictureWidget):
         return self._runner.model.spec.max_position_embeddings if self._runner is not None else 0
 
     def _assembled(self, conversation: Conversation, name: str) -> tuple[Prompt, str]:
-        """Return the prompt, and why it would be refused: then it is the whole one, which does not fit."""
+        """Return the prompt, and why the runner would refuse it, or ""; a refused prompt is returned whole."""
         key = (id(conversation), name, json.dumps(self.arguments, sort_keys=True, default=str))
         if key not in self._prompts:
             self._prompts[key] = (conversation, *self._assemble(conversation, name))
@@ -140,7 +138,7 @@ class PromptView(PictureWidget):
     def _assemble(self, conversation: Conversation, name: str) -> tuple[Prompt, str]:
         reader = self._choices.reader(name)
         wanted = self._choices.conversation(conversation, name, self.arguments)
-        # One that ends with an answer is shown up to there: no model is to answer it.
+        # A conversation that ends with an answer needs no generation prompt.
         answered = bool(wanted.turns) and isinstance(wanted.turns[-1], AssistantTurn)
         options = {"add_generation_prompt": not answered}
         if self._runner is None:
@@ -210,7 +208,7 @@ class PromptView(PictureWidget):
             self._go_to_break()
 
     def _go_to_break(self) -> None:
-        """Show the tokens around the place where the prompt parts from the one before."""
+        """Show the tokens around the first difference from the previous prompt."""
         view = self.read()
         if view.divergence is None:
             return

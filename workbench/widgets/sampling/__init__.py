@@ -1,1 +1,1 @@
-"""The next token's distribution, filter by filter."""
+"""Show the next token's distribution, filter by filter."""

@@ -1,26 +1,28 @@
-"""A text with the logits of its positions, given or generated in the background, and the figures of one position under
-given sampling parameters."""
+"""Hold a text with the logits of its positions, generate it in the background, and compute the figures of one position
+under given sampling parameters."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.errors import WorkbenchError, describe_error
+from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.waiting import join_and_serve
+from workbench.units import format_bytes
+from workbench.widgets.job import Job
 from workbench.widgets.sampling.picture import CandidateToken, FilterFigures
 
-MAX_LOGITS_BYTES = 2**31  # of logits of one text
+MAX_LOGITS_BYTES = 2**31  # limit for the logits of one text
 
 
 @dataclass(frozen=True)
 class TextLogits:
-    """`logits` [token vocab]: the last row is what comes after the whole text, the one before what comes after all but
-    its last token, and so on. Position p is the token with p before it."""
+    """A text with `logits` [token vocab] for its last positions.
+
+    The last row predicts the token after the whole text, the row before it predicts the text's last token, and so on.
+    Position p is the token with p tokens before it."""
 
     logits: Any = field(repr=False)
     prompt_ids: tuple[int, ...] = ()
@@ -32,7 +34,7 @@ class TextLogits:
 
     @property
     def last_position(self) -> int:
-        return len(self.ids) or len(self.logits)  # of arrays alone nothing is known but their rows
+        return len(self.ids) or len(self.logits)  # without ids only the number of rows is known
 
     @property
     def first_position(self) -> int:
@@ -40,7 +42,11 @@ class TextLogits:
 
     @classmethod
     def from_array(cls, logits: Any, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> TextLogits:
-        """From anything that holds numbers [vocab] or [token vocab]."""
+        """Make a text from an array of floating-point numbers [vocab] or [token vocab].
+
+        Raises:
+            WorkbenchError: the array has another shape or type, or does not fit the token ids.
+        """
         import torch
 
         try:
@@ -70,11 +76,11 @@ class TextLogits:
         return trace_filters(self.logits[position - self.first_position], self.history(position), sampling)
 
     def token(self, position: int) -> int:
-        """The token that stands there; -1 after the end."""
+        """Return the token id at a position, or -1 after the end."""
         return self.ids[position] if position < len(self.ids) else -1
 
     def uniforms(self, position: int, seed: int, count: int) -> list[float]:
-        """The numbers with which requests of seeds `seed`, `seed + 1`, ... draw this position: samples of one `n`."""
+        """Return the uniform numbers that requests with the seeds `seed`, `seed + 1`, ... draw at this position."""
         from workbench.sampling.samplers import uniform
 
         place = max(0, position - len(self.prompt_ids))
@@ -82,7 +88,8 @@ class TextLogits:
 
 
 class BackgroundCompletion:
-    """A prompt that `runner` continues; `ids` grow meanwhile. With `output` that is what follows it."""
+    """A prompt that `runner` continues in the background, with growing `ids`; a given `output` replaces the
+    generation."""
 
     def __init__(self, runner: Any, prompt: str | Sequence[int] | None, output: str | Sequence[int] | None):
         if prompt is None:
@@ -92,7 +99,7 @@ class BackgroundCompletion:
         self.output_ids = None if output is None else self._encoded(output)
         self.ids: list[int] = []
         self._handle: Any = None
-        self._thread: threading.Thread | None = None
+        self._job: Job | None = None
 
     def begin(
         self,
@@ -100,7 +107,7 @@ class BackgroundCompletion:
         on_token: Callable[[], None],
         on_end: Callable[[TextLogits | None, str], None],
     ) -> None:
-        """Return at once; `news` is called as `ids` grow, `end` with the text, or with why there is none."""
+        """Start and return at once; `on_token` is called as `ids` grow, `on_end` with text or None, and an error."""
         from workbench.engine.runner_thread import RunnerThread
 
         live = RunnerThread.attach(self.runner)
@@ -108,30 +115,32 @@ class BackgroundCompletion:
         if self.output_ids is None:
             self._handle = live.submit(Request(live.new_request_id("sampling-explorer"), self.prompt_ids, sampling))
 
-        def follow() -> None:
-            try:
-                on_end(self._followed(live, on_token), "")
-            except Exception as error:
-                on_end(None, describe_error(error))
+        found: list[TextLogits] = []
 
-        self._thread = threading.Thread(target=follow, name="sampling explorer", daemon=True)
-        self._thread.start()
+        def end(job: Job) -> None:
+            on_end(found[0] if found else None, job.error)
+
+        def work(_: Job) -> None:
+            found.append(self._followed(live, on_token))
+
+        self._job = Job(work, end, self._stop_request, "sampling explorer")
+        self._job.start()
 
     def stop(self) -> None:
+        if self._job is not None:
+            self._job.stop()
+
+    def _stop_request(self) -> None:
         if self._handle is not None:
             self._handle.stop()
 
     @property
     def working(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and not self._job.done
 
     def wait(self, seconds: float | None) -> None:
-        if self._thread is not None:
-            try:
-                join_and_serve(self._thread, seconds)
-            except KeyboardInterrupt:
-                self.stop()
-                raise
+        if self._job is not None:
+            self._job.wait(seconds)
 
     def _followed(self, live: Any, news: Callable[[], None]) -> TextLogits:
         for event in self._handle if self.output_ids is None else ():
@@ -141,7 +150,7 @@ class BackgroundCompletion:
             elif event.kind == "finished" and event.error:
                 raise WorkbenchError(event.error)
         if (size := 4 * len(self.ids) * self.runner.model.spec.vocab_size) > MAX_LOGITS_BYTES:
-            needed = f"{len(self.ids):,} tokens would take {size / 2**30:.1f} GiB"
+            needed = f"{len(self.ids):,} tokens would take {format_bytes(size)}"
             raise WorkbenchError(f"prompt, max_tokens: the logits of {needed}; look at a shorter text")
         logits = live.call(lambda runner: runner.model.logits(self.ids))
         return TextLogits.from_array(logits, self.ids[: len(self.prompt_ids)], self.ids[len(self.prompt_ids) :])
@@ -152,7 +161,8 @@ class BackgroundCompletion:
 
 @dataclass(frozen=True)
 class PositionFigures:
-    """All figures of one position."""
+    """All figures of one position: the effect of each filter, the candidate tokens, and the number of draws by token
+    id."""
 
     sieves: tuple[FilterFigures, ...]
     candidates: tuple[CandidateToken, ...]
@@ -165,7 +175,10 @@ def position_figures(
     text: TextLogits, position: int, sampling: SamplingParameters, draws: int, num_bars: int, picked: int,
     spell: Callable[[int], str],
 ) -> PositionFigures:  # fmt: skip
-    """`bars` tokens that are likely before or after the filters, the chosen and the picked one; the rest in one."""
+    """Return the figures of a position.
+
+    The candidates are the `num_bars` likeliest tokens before or after the filters, the text's own token and the
+    `picked` one, and one entry for all others. `draws` is the number of draws; `spell` returns a token's text."""
     from workbench.sampling.filter_trace import entropy_bits
 
     found = text.stages(position, sampling)

@@ -1,4 +1,4 @@
-"""Draw the next token's distribution: the share that each filter left, and the likely tokens."""
+"""Draw the next token's distribution: the probability mass that each filter keeps, and the likely tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from workbench import svg
+from workbench.units import format_percent
 from workbench.widgets.flow import flow
 
 WIDTH, ROW, LEFT = 760, 19, 190
-FIGURES = (180, 88, 10)  # right ends of the three columns of figures, from the right edge
+FIGURES = (180, 88, 10)  # distances of the three columns' right ends from the right edge, in pixels
 BAR_MARGIN = 80  # between the bars and the end of the first column
 MONO = "font-family:var(--jp-code-font-family,monospace)"
 STYLE = (
@@ -31,7 +32,8 @@ HATCH = (
 
 @dataclass(frozen=True)
 class FilterFigures:
-    """One filter as it is drawn: shares of all probability, `before` it and `kept` after it."""
+    """The effect of one filter: probability mass `before` it and `kept` by it, number of tokens `left`, and entropy in
+    bits after it."""
 
     name: str
     before: float
@@ -42,8 +44,9 @@ class FilterFigures:
 
 @dataclass(frozen=True)
 class CandidateToken:
-    """A token, or several folded into one: its share in the model's distribution and after the filters, the number of
-    the filter where it `fell` (0: it is left), how often it was drawn, and its shares after each filter."""
+    """One token, or several combined: its probability `before` and `after` the filters, the number of the filter that
+    removed it (`fell`, 0: none), the number of times that it was `drawn`, and its probability after each filter
+    (`shares`)."""
 
     name: str
     before: float
@@ -58,7 +61,7 @@ class CandidateToken:
 
 @dataclass(frozen=True)
 class ContextToken:
-    """A token of the text; `place` counts from the text's beginning."""
+    """A token of the text; `position` counts from the beginning of the text."""
 
     position: int
     text: str
@@ -66,12 +69,14 @@ class ContextToken:
 
 
 def draw_context(words: Sequence[ContextToken], position: int, before: int, after: int) -> str:
-    """The text around `position`, whose token is marked; a click on a token goes there. So many are left out."""
+    """Draw the text around `position`, with the token there marked; a click on a token goes to its position.
+
+    `before` and `after` are the numbers of omitted tokens."""
     parts = [f'<span class="faint">… {before} before</span> '] if before else []
     for word in words:
         kind = "next" if word.position == position else "later" if word.position > position else ""
         caption = " ".join(filter(None, (kind, "out" if word.output else "")))
-        tip = f"position {word.position}, {'output' if word.output else 'prompt'}: what came next instead of this?"
+        tip = f"position {word.position}, {'output' if word.output else 'prompt'}: show this position's distribution"
         parts.append(
             svg.tag(
                 "span", escape(word.text), class_=caption or None, data_tip=tip,
@@ -94,7 +99,7 @@ def draw_distribution(
     title: str,
     width: float = WIDTH,
 ) -> str:
-    """Filters above, tokens below. `first_bits` are the tokens and the entropy before any filter."""
+    """Draw filters above and tokens below. `first_bits` is (number of tokens, entropy in bits) before any filter."""
     top = 16 + ROW * (len(sieves) + 1)
     height = top + 44 + ROW * len(candidates) + 26
     parts = [svg.tag("style", STYLE), HATCH, *_filters(sieves, first_bits, width)]
@@ -113,9 +118,9 @@ def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float], width: f
         y = 16 + ROW * number
         name = f"{number}  {each.name}" if number else each.name
         gone = each.before - each.kept
-        tip = f"{name}: {_percent(each.kept)} of all probability kept, {_percent(gone)} falls here; "
+        tip = f"{name}: {format_percent(each.kept)} of all probability kept, {format_percent(gone)} falls here; "
         tip += f"{each.left:,} tokens left, {each.bits:.2f} bits"
-        short = each.name.rpartition(":")[2]  # of a part with a path its name: a path would lie across the bar
+        short = each.name.rpartition(":")[2]  # a custom filter's path would overlap the bar
         inner = [
             svg.text(4, y + 14, f"{number}  {short}" if number else short),
             svg.rect(LEFT, y + 4, bar, 11, class_="was", stroke_dasharray="2 3"),
@@ -123,7 +128,7 @@ def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float], width: f
         ]
         if gone > 0:
             inner.append(svg.rect(LEFT + bar * each.kept, y + 4, bar * gone, 11, class_="gone"))
-        figures = ((fell, _percent(gone) if number else ""), (left, f"{each.left:,}"), (bits, f"{each.bits:.2f}"))
+        figures = ((fell, format_percent(gone) if number else ""), (left, f"{each.left:,}"), (bits, f"{each.bits:.2f}"))
         inner += [svg.text(x, y + 14, caption, class_="num") for x, caption in figures if caption]
         parts.append(svg.group(*inner, tip=tip))
     return parts
@@ -144,9 +149,9 @@ def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float, width:
         if draws and each.drawn:
             x, middle = LEFT + scale * each.drawn / draws, y + 9.5
             inner.append(svg.diamond(x, middle, 4, class_="c1 l1"))
-        after = f"✕ at {each.fell}" if each.fell else _percent(each.after)
+        after = f"✕ at {each.fell}" if each.fell else format_percent(each.after)
         inner += [
-            svg.text(first, y + 14, _percent(each.before), class_="num"),
+            svg.text(first, y + 14, format_percent(each.before), class_="num"),
             svg.text(second, y + 14, after, class_="num"),
         ]
         if draws:
@@ -159,7 +164,7 @@ def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float, width:
 
 
 def _legend(y: float, draws: int, width: float) -> tuple[list[str], float]:
-    """Draw the marks with their words; return them and the height of the rows below the first."""
+    """Draw the marks with their captions; return markup and the height of the rows below the first."""
     marks = [("was", 11, 12, "model"), ("c0", 8, 7, "after the filters"), ("gone", 11, 12, "fell, at which filter")]
     words = [*(caption for *_, caption in marks), *(["drawn"] if draws else []), "▶ in the text"]
     places = [(x, y + ROW * row) for x, row in flow([44 + 6.4 * len(each) for each in words], 8, width)]
@@ -173,12 +178,9 @@ def _legend(y: float, draws: int, width: float) -> tuple[list[str], float]:
 
 
 def _tip(each: CandidateToken, draws: int) -> str:
-    caption = [f"{each.name}" + (f", id {each.token}" if each.token >= 0 else ""), f"model {_percent(each.before)}"]
-    caption += [f"after filter {number} {_percent(share)}" for number, share in enumerate(each.shares, 1)]
+    caption = [f"{each.name}, id {each.token}" if each.token >= 0 else each.name]
+    caption += [f"model {format_percent(each.before)}"]
+    caption += [f"after filter {number} {format_percent(share)}" for number, share in enumerate(each.shares, 1)]
     caption += [f"fell at filter {each.fell}"] if each.fell else []
     caption += [f"drawn {each.drawn:,} times, {each.after * draws:,.1f} expected"] if draws else []
     return "; ".join(caption)
-
-
-def _percent(share: float) -> str:
-    return "0" if share <= 0 else f"{share:.2%}" if share >= 0.0001 else f"{share:.0e}"

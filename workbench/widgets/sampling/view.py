@@ -13,12 +13,14 @@ from pydantic import ValidationError
 from workbench import svg
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import SamplingParameters
+from workbench.units import format_percent
+from workbench.widgets.recorded import Recorded
 from workbench.widgets.sampling.data import BackgroundCompletion, PositionFigures, TextLogits, position_figures
 from workbench.widgets.sampling.picture import ContextToken, draw_context, draw_distribution
 from workbench.widgets.tokens.text import speller
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.view import PictureWidget, button
 
-SLIDERS = {  # least, most, step of each slider; what is given may lie beyond
+SLIDERS = {  # minimum, maximum and step of each slider; given values may lie beyond
     "temperature": (0.0, 2.0, 0.05),
     "top_k": (0, 100, 1),
     "top_p": (0.01, 1.0, 0.01),
@@ -27,22 +29,22 @@ SLIDERS = {  # least, most, step of each slider; what is given may lie beyond
     "presence_penalty": (-2.0, 2.0, 0.1),
     "frequency_penalty": (-2.0, 2.0, 0.1),
 }
-CONTEXT_TOKENS = 48  # tokens of the text that are shown before and after the position
+CONTEXT_TOKENS = 48  # visible tokens of the text before and after the position
 MAX_SEED = 2**63
 
 
 class SamplingExplorer(PictureWidget):
-    """`SamplingExplorer(runner, "def f(")` generates and shows every position; `SamplingExplorer(logits)` shows an
-    array [vocab] or [token vocab], with the ids of the text as `prompt` and `output`, and `texts` or a `tokenizer` to
-    name tokens by.
+    """A view of the next token's distribution: `SamplingExplorer(runner, "def f(")` generates a text and shows every
+    position; `SamplingExplorer(logits)` shows an array [vocab] or [token vocab], with the token ids of the text as
+    `prompt` and `output`, and `texts` or a `tokenizer` for the tokens' names.
 
-    With a runner `output` (a text or ids) is taken as it is, in place of a generation. `sampling` are any parameters of
-    a request; those with sliders are traits (`explorer.top_p = 0.9`), `explorer.parameters` are the present ones. Draws
-    are those that requests with seeds `seed`, `seed + 1`, ... make at this position.
+    With a runner, a given `output` (a text or ids) replaces the generation. `sampling` are any parameters of a request;
+    the ones with sliders are traits (`explorer.top_p = 0.9`), and `explorer.parameters` holds the present values. The
+    draws are the ones of requests with the seeds `seed`, `seed + 1`, ... at this position.
     """
 
     engine_fields = ("_generation",)
-    position = traitlets.Int(1)
+    position = traitlets.Int(0)
     temperature = traitlets.Float(1.0)
     top_k = traitlets.Int(0)
     top_p = traitlets.Float(1.0)
@@ -72,7 +74,7 @@ class SamplingExplorer(PictureWidget):
         self._controls()
         if runner is None:
             if isinstance(prompt, str) or isinstance(output, str):
-                raise WorkbenchError("prompt, output: beside logits give token ids; texts are for a runner")
+                raise WorkbenchError("prompt, output: give token ids with logits; texts need a runner")
             self._set_text(TextLogits.from_array(source, prompt or (), output or ()))
         self.redraw()
         self.generate()
@@ -80,18 +82,18 @@ class SamplingExplorer(PictureWidget):
 
     @property
     def parameters(self) -> SamplingParameters:
-        """Return the sampling parameters of the sliders, with those given besides."""
+        """Return the sampling parameters: the sliders' values, and the parameters given without a slider."""
         mine = {name: getattr(self, name) for name in (*SLIDERS, "seed")}
         return _parameters(self._given.model_dump(exclude_unset=True) | mine)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The text, as far as it is known."""
+        """Return the token ids of the text so far."""
         known = self._generation if self._text is None else self._text
         return () if known is None else tuple(known.ids)
 
     def figures(self) -> PositionFigures:
-        """The figures of the present picture. WorkbenchError where there are none."""
+        """Return the figures of the present picture. Raises WorkbenchError while the text is missing."""
         if self._text is None:
             raise WorkbenchError(self._problem or "the text is still being generated: explorer.wait()")
         return position_figures(
@@ -99,14 +101,14 @@ class SamplingExplorer(PictureWidget):
         )
 
     def generate(self) -> None:
-        """Continue the prompt anew with the present parameters, in the background."""
+        """Continue the prompt again with the present parameters, in the background."""
         if self._generation is not None and not self._generation.working:
             self._problem, self._text = "", None
             self._busy(True)
             self._generation.begin(self.parameters, self.throttle.mark, self._ended)
 
     def stop(self) -> None:
-        """End the generation; what there is of it can be looked at."""
+        """Stop the generation; the text so far is shown."""
         if self._generation is not None:
             self._generation.stop()
 
@@ -115,7 +117,7 @@ class SamplingExplorer(PictureWidget):
         super().close()
 
     def wait(self, seconds: float | None = None) -> SamplingExplorer:
-        """Until the text is there, or so many seconds."""
+        """Wait until the text is complete, at most `seconds`; return the view."""
         if self._generation is not None:
             self._generation.wait(seconds)
         return self
@@ -155,10 +157,9 @@ class SamplingExplorer(PictureWidget):
         wanted = max(text.first_position, len(text.prompt_ids)) if self._wanted is None else self._wanted
         if not text.first_position <= wanted <= text.last_position:
             raise WorkbenchError(f"position {wanted}: this text has {text.first_position} to {text.last_position}")
-        with self.hold_trait_notifications():
-            self._text, self._wanted, self.position = text, None, wanted
-        self._place.set_trait("min", min(text.first_position, self._place.max))
-        self._place.max, self._place.min, self._place.value = text.last_position, text.first_position, wanted
+        self._text, self._wanted = text, None
+        self.steps.extend(text.first_position, text.last_position)
+        self.position = wanted
 
     def _controls(self) -> None:
         style = {"description_width": "9.5em"}
@@ -170,26 +171,24 @@ class SamplingExplorer(PictureWidget):
                 value=value, min=min(least, value), max=max(most, value), step=step, description=name.replace("_", " "),
                 style=style, layout={"width": "24em"},
             )  # fmt: skip
-            traitlets.link((self, name), (slider, "value"))
-            sliders.append(slider)
-        self._place = ipywidgets.IntSlider(1, 1, 1, description="position", style=style, layout={"width": "48em"})
-        self._place.observe(lambda change: self.set_trait("position", change["new"]), "value")
-        self.observe(lambda change: setattr(self._place, "value", change["new"]), "position")
-        again = ipywidgets.Button(description="Draw again", tooltip="as many draws with other seeds")
-        again.on_click(lambda _: self.set_trait("seed", (self.seed + max(1, self.draws)) % MAX_SEED))
-        self._run = ipywidgets.Button(description="Generate", tooltip="continue the prompt with these settings")
-        self._run.on_click(lambda _: self.generate())
-        self._halt = ipywidgets.Button(description="Stop", disabled=True, tooltip="end the generation")
-        self._halt.on_click(lambda _: self.stop())
-        self.shown.observe(lambda change: self._picked(change["new"]), "picked")
+            sliders.append(self.linked(name, slider))
+        self.steps = Recorded(self, "position")
+        again = button(self._draw_again, "Draw again", tooltip="as many draws with other seeds")
+        self._run = button(self.generate, "Generate", tooltip="continue the prompt with these settings")
+        self._halt = button(self.stop, "Stop", disabled=True, tooltip="end the generation")
+        self.shown.on_pick(self._picked)
         buttons = [again] if self._generation is None else [again, self._run, self._halt]
         grid = ipywidgets.GridBox(
             sliders, layout={"grid_template_columns": "repeat(auto-fill, 25em)", "max_width": "52em"}
         )
-        self.children = (self._place, grid, ipywidgets.HBox(buttons), self.shown)
+        self.children = (self.steps, grid, ipywidgets.HBox(buttons), self.shown)
+
+    def _draw_again(self) -> None:
+        self.seed = (self.seed + max(1, self.draws)) % MAX_SEED
 
     def _busy(self, working: bool) -> None:
-        self._run.disabled, self._halt.disabled, self._place.disabled = working, not working, working
+        self._run.disabled, self._halt.disabled = working, not working
+        self.steps.layout.display = "none" if working else None  # the text is not there yet
 
     def _picked(self, key: str) -> None:
         if key[:1] == "t":
@@ -217,8 +216,8 @@ def _describe(figures: PositionFigures, position: int) -> str:
     caption = f"Position {position}: {figures.first[1]:.2f} bits before the filters, {last:.2f} after."
     if figures.chosen is None:
         return caption
-    shares = f"the model gives it {figures.chosen.before:.2%}, the filters {figures.chosen.after:.2%}"
-    return f"{caption} In the text stands “{figures.chosen.name}”: {shares}."
+    before, after = format_percent(figures.chosen.before), format_percent(figures.chosen.after)
+    return f"{caption} In the text stands “{figures.chosen.name}”: the model gives it {before}, the filters {after}."
 
 
 def _parameters(given: dict[str, Any]) -> SamplingParameters:

@@ -1,1 +1,1 @@
-"""A server at work: requests by state, rates, latencies, pages, limits, and the trace of a chosen request."""
+"""Show a running server: requests by state, rates, latencies, pages, limits, and the trace of a chosen request."""

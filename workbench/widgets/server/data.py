@@ -1,4 +1,4 @@
-"""Arrange a server's snapshot for a picture: requests as phases over time, tokens with the times between them."""
+"""Prepare a server's snapshot for a picture: requests as phases over time, tokens with their delays."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from workbench.errors import WorkbenchError
 from workbench.serve.watch.serving_log import ServingLog
 from workbench.serve.watch.snapshot import ACTIVE, RequestStatus, RequestTrace, ServerSnapshot
-from workbench.svg import format_seconds
+from workbench.units import format_seconds
 
-MIN_SECONDS = 0.05  # of the time axis
-SPANS = {"10 s": 10.0, "60 s": 60.0, "all": float("inf")}  # how far back the picture goes
+MIN_SECONDS = 0.05  # least length of the time axis
+SPANS = {"10 s": 10.0, "60 s": 60.0, "all": float("inf")}  # length of the time axis in seconds
 
 
 class RequestPhase(NamedTuple):
-    """A phase of a request: waiting, prefill, decode or preempted; in seconds on the snapshot's clock."""
+    """One phase of a request (waiting, prefill, decode or preempted), in seconds on the snapshot's clock."""
 
     name: str
     begin: float
@@ -24,7 +24,7 @@ class RequestPhase(NamedTuple):
 
 
 class TokenDelay(NamedTuple):
-    """An output token, and the seconds from the token before it; of the first one from the request's arrival."""
+    """One output token, and the seconds since the previous token, or since the arrival for the first token."""
 
     index: int
     text: str
@@ -36,14 +36,14 @@ class TokenDelay(NamedTuple):
 
 @dataclass(frozen=True)
 class SpanAxis:
-    """The part of time that is shown, in seconds on the snapshot's clock."""
+    """The visible range of time, in seconds on the snapshot's clock."""
 
     low: float
     high: float
 
     @classmethod
     def over(cls, snapshot: ServerSnapshot, seconds: float) -> SpanAxis:
-        """Return the axis up to now, or to the last end where no request is under way, `seconds` back at most."""
+        """Return an axis of at most `seconds` up to now, or up to the last request's end if no request is active."""
         requests = snapshot.recent
         busy = any(each.state in ACTIVE for each in requests)
         ends = [each.ended for each in requests if each.ended is not None]
@@ -56,9 +56,9 @@ class SpanAxis:
 
 
 def phases_of(request: RequestStatus, now: float) -> list[RequestPhase]:
-    """Return the phases of a request, one after the other, and within them its preemptions.
+    """Return the phases of a request in order, followed by its preemptions, which overlap the phases.
 
-    Waiting, prefill and decode cover the time from its arrival to its end, or to `now`.
+    Waiting, prefill and decode cover the time from the arrival to the end, or to `now`.
     """
     end = now if request.ended is None else request.ended
     marks = [request.arrival, request.first_scheduled, request.first_token, end]
@@ -71,34 +71,25 @@ def phases_of(request: RequestStatus, now: float) -> list[RequestPhase]:
 
 
 def visible_requests(snapshot: ServerSnapshot, axis: SpanAxis) -> list[RequestStatus]:
-    """Return the requests in sight, the latest first."""
+    """Return the visible requests, the latest first."""
     return sorted(filter(axis.shows, snapshot.recent), key=lambda each: -each.arrival)
 
 
 def token_delays(request: RequestStatus, trace: RequestTrace) -> list[TokenDelay]:
-    """Return the tokens of a trace with the time that each took."""
+    """Return the tokens of a trace with the delay of each."""
     first = request.output_tokens - len(trace.tokens)
     before = request.arrival
     found = []
     for number, token in enumerate(trace.tokens):
-        # Of the first one kept where earlier ones were dropped, the time before is not known.
+        # If earlier tokens were dropped, the delay of the first kept token is unknown.
         seconds = token.time - before if number or first <= 0 else 0.0
         found.append(TokenDelay(first + number, token.text, token.token_id, token.time, seconds, token.step))
         before = token.time
     return found
 
 
-def format_duration(seconds: float) -> str:
-    """Format seconds, from a minute on as `2:05 min`, and from an hour on as `1:02 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return format_seconds(seconds)
-    minutes = f"{whole // 60}:{whole % 60:02} min"
-    return minutes if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
-
-
 def request_tip(request: RequestStatus, now: float) -> str:
-    """Return what a request is, in a few lines."""
+    """Return a tooltip of a few lines: a request's state, tokens and latencies."""
     end = now if request.ended is None else request.ended
     lines = [f"{request.id}: {request.state}, {format_seconds(max(0.0, end - request.arrival))}"]
     if request.tenant:
@@ -116,7 +107,7 @@ def request_tip(request: RequestStatus, now: float) -> str:
 
 
 def summarize(snapshot: ServerSnapshot) -> str:
-    """Return the snapshot as a sentence, which is read in place of the picture."""
+    """Return a server's snapshot in one sentence: the picture's title for screen readers."""
     counts = ", ".join(f"{count} {state}" for state, count in snapshot.requests.items() if count) or "no request yet"
     text = f"Server {snapshot.model}: {counts}; {snapshot.output_tokens_per_second:.1f} output tokens a second"
     if snapshot.ttft.p50 is not None:
@@ -128,7 +119,8 @@ def summarize(snapshot: ServerSnapshot) -> str:
 
 @dataclass(frozen=True)
 class SnapshotSource:
-    """The source of a view's snapshots and traces; `watch` is None where nothing will change."""
+    """The source of a view's snapshots and traces; `watch` subscribes to new snapshots, and is None for a fixed
+    snapshot."""
 
     read: Callable[[], ServerSnapshot]
     trace: Callable[[str], RequestTrace | None]
@@ -137,10 +129,10 @@ class SnapshotSource:
 
 
 def open_source(source: Any) -> SnapshotSource:
-    """Return the snapshots of a server, of a value that was kept, or of a file that it was saved to.
+    """Return a source for a server, a snapshot, or the file of a saved snapshot.
 
     Raises:
-        WorkbenchError: `source` is none of them.
+        WorkbenchError: `source` is something else.
     """
     log = getattr(source, "log", None)
     if isinstance(log, ServingLog):
@@ -156,11 +148,11 @@ def open_source(source: Any) -> SnapshotSource:
 
 
 def longest(delays: Sequence[TokenDelay]) -> float:
-    """Return the longest time between two tokens, in seconds; the first token's time is not one."""
+    """Return the longest time between two tokens, in seconds; the first token's delay does not count."""
     return max((each.seconds for each in delays if each.index), default=0.0)
 
 
 def with_traces(snapshot: ServerSnapshot, source: SnapshotSource) -> ServerSnapshot:
-    """Return a snapshot with the traces of its requests, to be saved."""
+    """Return a copy of a snapshot that contains the traces of its requests, for saving."""
     traces = {each.id: trace for each in snapshot.recent if (trace := source.trace(each.id)) is not None}
     return replace(snapshot, traces=traces)

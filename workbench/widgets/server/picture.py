@@ -1,6 +1,6 @@
-"""Draw what a server does: figures above, requests over time below, and of a chosen request its tokens and decisions.
+"""Draw a server: figures above, requests over time below, then tokens and decisions of a chosen request.
 
-Outline, height and hatching of a bar repeat what its colour says.
+A bar's outline, height and dashes show its phase in addition to its colour.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from statistics import median
 from workbench import svg
 from workbench.display import truncate_text
 from workbench.serve.watch.snapshot import Meter, RequestStatus, RequestTrace, ServerSnapshot
-from workbench.svg import Scale, format_percent, format_seconds, truncate_to_width
+from workbench.svg import Scale, truncate_to_width
+from workbench.units import format_duration, format_percent, format_seconds
 from workbench.widgets.flow import flow, paragraph
 from workbench.widgets.server.data import (
     RequestPhase,
     SpanAxis,
     TokenDelay,
-    format_duration,
     longest,
     phases_of,
     request_tip,
@@ -26,16 +26,18 @@ from workbench.widgets.server.data import (
     token_delays,
     visible_requests,
 )
+from workbench.widgets.time_axis.picture import draw_ticks
 
-LEFT, RIGHT = 210.0, 60.0
+RIGHT = 60.0
+NAMES_WIDTH, NAMES_SHARE = 300.0, 0.3125  # pixels for an id of 41 letters; most of a narrow picture's width
+LETTER_WIDTH = 7.0  # pixels of a wide font's letters at size 11
 ROW_HEIGHT = 17.0
-MAX_TALL_ROWS = 24  # rows that are seen at once; more are scrolled
-MAX_NAME_LETTERS = 26
-MAX_TOKENS, MAX_DECISIONS = 400, 14  # of a trace: the last ones are drawn
+MAX_TALL_ROWS = 24  # rows visible at once; more rows scroll
+MAX_TOKENS, MAX_DECISIONS = 400, 14  # the last ones of a trace are drawn
 STRIP_HEIGHT = 34.0
 FIGURES_TOP = 66.0
 FIGURES_HEIGHT = 112.0
-COLUMNS = (0.42, 0.72)  # where the second and third group of figures begin, of the width
+COLUMNS = (0.42, 0.72)  # begin of the second and third group of figures, as a fraction of the width
 LATENCIES_WIDTH = 240.0
 MIN_WIDTH_OF_THREE = 860.0  # pixels for three groups side by side
 MARKS = {"cancelled": "M-4 -4L4 4M-4 4L4 -4", "failed": "M0 -5V1.5M0 3.5V5"}
@@ -54,7 +56,7 @@ STYLE = (
     ".wb-pic .wb-answer span:nth-child(even){background:rgba(128,128,128,.18)}"
     ".wb-pic .wb-reasons{font-size:12px;margin:2px 8px;padding:0;list-style:none}.wb-pic h4{font-size:13px;margin:8px}"
 )
-PHASE_SHAPES = {  # class, and how far the bar stays from the edges of its row
+PHASE_SHAPES = {  # CSS class, and the bar's distance from the row's edges in pixels
     "waiting": ("qu", 6.5), "prefill": ("pf", 2.0), "decode": ("de", 4.0), "preempted": ("sb", 2.0),
 }  # fmt: skip
 
@@ -67,12 +69,12 @@ def draw_server(
     address: str = "",
     width: float = svg.PICTURE_WIDTH,
 ) -> str:
-    """Draw a snapshot, with requests of the last `seconds`, and the trace of the chosen request below."""
+    """Draw a snapshot with the requests of the last `seconds`, and below it the trace of the request `chosen`."""
     axis = SpanAxis.over(snapshot, seconds)
     rows = visible_requests(snapshot, axis)
     head, y = _head(snapshot, address, width)
     top = svg.document(width, y, svg.tag("style", STYLE), *head, title=summarize(snapshot))
-    across = Scale(axis.low, axis.high, LEFT, width - RIGHT)
+    across = Scale(axis.low, axis.high, _names_width(width), width - RIGHT)
     stop = chosen if any(each.id == chosen for each in rows) else rows[0].id if rows else ""
     bars = [
         _row(each, place * ROW_HEIGHT, snapshot.time, across, each.id == chosen, each.id == stop)
@@ -91,9 +93,14 @@ def draw_server(
     return svg.html(*parts)
 
 
+def _names_width(width: float) -> float:
+    return min(NAMES_WIDTH, NAMES_SHARE * width)
+
+
 def _head(snapshot: ServerSnapshot, address: str, width: float) -> tuple[list[str], float]:
-    """Draw name and states, then three groups of figures, the third below the others where they leave no room, then
-    meters; return them and where they end."""
+    """Draw name and states, three groups of figures (the third below the others in a narrow picture), and meters.
+
+    Return the markup and the y of its end."""
     up = f"up {format_duration(snapshot.uptime)}" if snapshot.uptime else ""
     parts = [
         svg.text(8, 18, truncate_to_width(snapshot.model or "server", width / 2 - 16), class_="b", tip=snapshot.model),
@@ -130,7 +137,7 @@ def _state_mark(state: str, x: float, y: float) -> str:
 
 
 def _rates(snapshot: ServerSnapshot, y: float, wide: float) -> str:
-    """Two strips: tokens of answers and of prompts, second by second, each to its own maximum."""
+    """Draw two strips, output and prompt tokens for each second, each scaled to its own maximum."""
     x, parts = 8.0, []
     strips = (
         ("output", "0", snapshot.output_tokens_per_second, [each.output_tokens for each in snapshot.rates]),
@@ -156,7 +163,7 @@ def _strip(values: Sequence[int], across: Scale, base: float, most: int, colour:
 
 
 def _latencies(snapshot: ServerSnapshot, x: float, y: float) -> str:
-    """A table of percentiles; the bar below a figure is its share of the largest of its row."""
+    """Draw a table of percentiles; the bar below a figure is relative to the largest of its row."""
     parts = [svg.text(x + 96 + 62 * place, y + 8, f"p{q}", class_="s faint", text_anchor="end")
              for place, q in enumerate((50, 90, 99))]  # fmt: skip
     for number, (name, cuts) in enumerate((("TTFT", snapshot.ttft), ("TPOT", snapshot.tpot))):
@@ -188,14 +195,14 @@ def _pages(snapshot: ServerSnapshot, x: float, y: float, wide: float) -> str:
     parts.append(svg.rect(x, y + 70, wide, 12, class_="em"))
     if share:
         parts.append(svg.rect(x, y + 70, wide * min(1.0, share), 12, class_="c2"))
-    found = "–" if share is None else format_percent(share) if share else "0 %"
+    found = format_percent(share)
     caption = f"{found}: {snapshot.cached_tokens:,} of {snapshot.prompt_tokens:,}"
     parts.append(svg.text(x, y + 98, caption, class_="s"))
     return "".join(parts)
 
 
 def _meters(meters: Sequence[Meter], y: float, width: float) -> tuple[str, float]:
-    """Draw limits and money in two columns, or in one: used beside the limit, in red where nothing is left."""
+    """Draw limits and cost in one or two columns: a bar of the used part, in red if nothing is left."""
     parts = [svg.text(8, y + 12, "limits and money", class_="s faint")]
     columns = 2 if width >= MIN_WIDTH_OF_THREE else 1
     wide = (width - 40) / 2
@@ -215,24 +222,22 @@ def _meters(meters: Sequence[Meter], y: float, width: float) -> tuple[str, float
 
 
 def _axis(axis: SpanAxis, across: Scale) -> str:
-    """Draw seconds before the right end."""
-    before = Scale(axis.low - axis.high, 0.0, across.begin, across.end)
-    parts = [svg.text(8, 13, "requests, the latest first", class_="s faint")]
-    for value in before.ticks(max(3, int((across.end - across.begin) / 90))):
-        at = before(value)
-        parts.append(svg.line(at, 16, at, 20, class_="line"))
-        parts.append(svg.text(at, 12, f"{value:g} s", class_="s faint", text_anchor="middle"))
-    parts.append(svg.line(LEFT, 20, across.end, 20, class_="grid"))
-    return svg.document(across.end + RIGHT, 21, *parts, title=f"Time axis of {axis.high - axis.low:.3g} seconds")
+    """Draw the time axis, as times before its right end."""
+    right = across.end + RIGHT
+    parts = [
+        svg.text(8, 13, "requests, the latest first", class_="s faint"), draw_ticks(across, axis.high, 16, 20, right),
+        svg.line(across.begin, 20, across.end, 20, class_="grid"),
+    ]  # fmt: skip
+    return svg.document(right, 21, *parts, title=f"Time axis of {axis.high - axis.low:.3g} seconds")
 
 
 def _row(request: RequestStatus, y: float, now: float, across: Scale, is_chosen: bool, is_stop: bool) -> str:
     tip = request_tip(request, now)
     width = across.end + RIGHT
     parts = [svg.rect(0, y, width, ROW_HEIGHT, class_="odd")] if round(y / ROW_HEIGHT) % 2 else []
-    name = truncate_text(request.id, MAX_NAME_LETTERS)
+    name = truncate_text(request.id, int((across.begin - 12) / LETTER_WIDTH))
     css = "s b" if is_chosen else "s"
-    parts.append(svg.text(LEFT - 8, y + ROW_HEIGHT - 5, name, class_=css, text_anchor="end"))
+    parts.append(svg.text(across.begin - 8, y + ROW_HEIGHT - 5, name, class_=css, text_anchor="end"))
     phases = phases_of(request, now)
     parts += [_bar(phase, y, across) for phase in phases]
     end = across(min(across.high, now if request.ended is None else request.ended))
@@ -276,7 +281,7 @@ def _legend(snapshot: ServerSnapshot, num_shown: int, width: float) -> str:
         tall = ROW_HEIGHT - 2 * inset
         parts += [svg.rect(x, 10 - tall / 2, 22, tall, class_=css), svg.text(x + 28, 14, name, class_="s")]
         x += 44 + 6.4 * len(name)
-    beside = width >= MIN_WIDTH_OF_THREE  # else the words are below the shapes
+    beside = width >= MIN_WIDTH_OF_THREE  # else the caption is below the shapes
     caption = "the number after a bar: output tokens. Click a request for its trace"
     if hidden := len(snapshot.recent) - num_shown:
         caption += f"; {hidden} earlier ones are not in sight"
@@ -287,7 +292,7 @@ def _legend(snapshot: ServerSnapshot, num_shown: int, width: float) -> str:
 
 
 def _trace(request: RequestStatus, trace: RequestTrace | None, width: float) -> str:
-    """Draw a request's tokens with the time each took, its text token by token, and the scheduler's reasons."""
+    """Draw a request's tokens with their delays, its text token by token, and the scheduler's reasons."""
     about = request_tip(request, request.ended or request.last_token or request.arrival).replace("\n", " · ")
     parts = [svg.tag("h4", escape(about))]
     if trace is None or not (trace.tokens or trace.decisions):
@@ -314,13 +319,13 @@ def _trace(request: RequestStatus, trace: RequestTrace | None, width: float) -> 
 
 def _delays(delays: Sequence[TokenDelay], tips: Sequence[str], marks: Sequence[str | None], width: float) -> str:
     """Draw a bar for each token but the first: the time since the token before it."""
-    most, base = longest(delays), 62.0
-    across = Scale(delays[0].index, max(delays[-1].index, delays[0].index + 8) + 1, LEFT, width - RIGHT)
+    most, base, left = longest(delays), 62.0, _names_width(width)
+    across = Scale(delays[0].index, max(delays[-1].index, delays[0].index + 8) + 1, left, width - RIGHT)
     wide = max(1.0, min(14.0, across(1) - across(0) - 1))
     caption = f"between tokens, to {format_seconds(most)}" if most else "one token"
     parts = [
-        svg.text(LEFT - 8, base - 4, caption, class_="s faint", text_anchor="end"),
-        svg.line(LEFT, base, width - RIGHT, base, class_="grid"),
+        svg.text(left - 8, base - 4, caption, class_="s faint", text_anchor="end"),
+        svg.line(left, base, width - RIGHT, base, class_="grid"),
     ]
     for each, tip, mark in zip(delays, tips, marks, strict=True):
         if each.index and most:
@@ -331,7 +336,7 @@ def _delays(delays: Sequence[TokenDelay], tips: Sequence[str], marks: Sequence[s
 
 
 def _text(delays: Sequence[TokenDelay], tips: Sequence[str], marks: Sequence[str | None]) -> str:
-    """Show the text token by token; a token that could show nothing yet is a dot."""
+    """Draw the text token by token; a token without text of its own is a dot."""
     spans = [
         svg.tag("span", escape(each.text.replace("\n", "↵\n")) or "·", class_=mark, data_tip=tip)
         for each, tip, mark in zip(delays, tips, marks, strict=True)

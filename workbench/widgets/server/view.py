@@ -1,4 +1,4 @@
-"""Show a server at work: requests, rates, latencies, pages, limits and money, and the trace of a chosen request."""
+"""Show a running server: requests, rates, latencies, pages, limits and cost, and the trace of a chosen request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from workbench.widgets.server.picture import draw_server
 from workbench.widgets.throttle import Throttle
 from workbench.widgets.view import PictureWidget
 
-REDRAW_SECONDS = 0.25  # a reader's thread takes its time from the server's
-CLOCK_SECONDS = 1.0  # between pictures in which nothing but time has changed
+REDRAW_SECONDS = 0.25  # between two redraws, because drawing takes processor time from the server
+CLOCK_SECONDS = 1.0  # between two redraws without events: only the time moves on
 
 
 class ServerView(PictureWidget):
-    """A server's requests by state and over time, tokens a second, latencies, pages, cache hits, limits and money.
+    """A view of a server: requests by state and over time, tokens per second, latencies, pages, cache hits, limits and
+    cost.
 
-    Given a server (`workbench.serve(runner)`), the view follows it until it is closed; given a snapshot, or the file
-    that one was saved to, it shows this. `chosen` is the id of the request whose tokens and decisions are shown below
-    (click on it, or choose it with Enter); `span` says how far back requests are drawn. `snapshot` is what is shown,
-    and `save` writes it to a file with all its traces.
+    `source` is a server (`workbench.serve(runner)`), which the view follows until it is closed, or a snapshot, or the
+    file of a saved snapshot. `chosen` is the id of a request (click on it, or choose it with Enter): its tokens and
+    decisions are shown below. `span` is the length of the time axis. `snapshot` is the present content, and `save`
+    writes it to a file with all its traces.
     """
 
     span = traitlets.Enum(tuple(SPANS), "60 s")
@@ -37,13 +38,11 @@ class ServerView(PictureWidget):
         super().__init__()
         self._source = open_source(source)
         self.throttle = Throttle(self.redraw, REDRAW_SECONDS)
-        span = ipywidgets.Dropdown(description="show", options=tuple(SPANS))
-        span.layout.width = "12em"
-        traitlets.link((self, "span"), (span, "value"))
         self.snapshot = self._source.read()
         self.watch("span", "chosen")
-        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        self.show(span)
+        self.shown.on_pick(self._pick)
+        spans = ipywidgets.Dropdown(description="show", options=tuple(SPANS), layout={"width": "12em"})
+        self.show(self.linked("span", spans))
         if self._source.watch is not None:
             self._leave = self._source.watch(self.throttle.mark)
 
@@ -60,19 +59,19 @@ class ServerView(PictureWidget):
         self._was_busy = is_busy
         rates = self.snapshot.rates[-RATE_SECONDS:]
         if is_busy or any(rate.output_tokens or rate.prompt_tokens for rate in rates):
-            self.throttle.mark_later(CLOCK_SECONDS)  # rates fall and bars grow though nothing is reported
+            self.throttle.mark_later(CLOCK_SECONDS)  # rates fall and bars grow without any event
 
     def keep(self) -> None:
         self.snapshot = self._source.read()
         super().keep()
 
     def picture(self) -> str:
-        """Draw the snapshot that is shown."""
+        """Draw `snapshot`, and the trace of the chosen request."""
         trace = self._source.trace(self.chosen) if self.chosen else None
         return draw_server(self.snapshot, SPANS[self.span], self.chosen, trace, self._source.address, self.width)
 
     def save(self, path: str | Path) -> Path:
-        """Write the snapshot that is shown, with its traces, to a JSON file that `ServerView(path)` shows again."""
+        """Write `snapshot` with its traces to a JSON file, which `ServerView(path)` shows again; return its path."""
         return with_traces(self.snapshot, self._source).save(path)
 
     def close(self) -> None:

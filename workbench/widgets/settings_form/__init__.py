@@ -1,1 +1,1 @@
-"""Typed controls made from a pydantic schema."""
+"""Build a form of typed controls from a pydantic model."""

@@ -1,7 +1,6 @@
-"""Form fields of settings: single ones, optional ones and unions; values are JSON, `accepts` tests whether a value can
-be shown.
+"""Define form fields for single settings, optional settings and unions; the values of all fields are JSON.
 
-The fields of a union's option are built when it is chosen.
+The fields of a union's option are built when the option is chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NOT_SET = "not set"
 
 
 class UnreadableField(ValueError):
-    """A field holds text that is no value; `path` names the field, `reason` the error."""
+    """The text of a field cannot be read as a value; `path` names the field, `reason` the error."""
 
     def __init__(self, path: tuple[str, ...], reason: str):
         super().__init__(f"{'.'.join(path)}: {reason}")
@@ -28,10 +27,10 @@ class UnreadableField(ValueError):
 
 
 class FormField(Protocol):
-    """A field of one setting, shown by `widget`.
+    """The interface of a form field for one setting, shown by `widget`.
 
-    `read` and `write` use JSON; `accepts` tests whether a value can be shown. `field_paths` are the paths below its own
-    that it sets. `show_error` shows an error below it, at a path of its own.
+    `read` and `write` use JSON; `accepts` tests whether the field can show a value. `field_paths` yields the paths of
+    its settings, relative to its own. `show_error` shows an error at such a path.
     """
 
     widget: Any
@@ -41,7 +40,7 @@ class FormField(Protocol):
     def accepts(self, value: Any) -> bool: ...
     def field_paths(self) -> Iterator[tuple[str, ...]]: ...
     def show_error(self, path: Sequence[str], line: str) -> bool:
-        """Show the error here and return True, or return False to leave it to the caller."""
+        """Show the error and return True; return False if this field cannot show it, so that the caller must."""
         ...
 
     def clear_errors(self) -> None:
@@ -50,7 +49,7 @@ class FormField(Protocol):
 
 
 class ValueField:
-    """One control whose value is the setting."""
+    """A field of one control, whose value is the setting."""
 
     kinds: tuple[type, ...] = ()
 
@@ -80,7 +79,7 @@ class ValueField:
 
 
 class ChoiceField(ValueField):
-    """One of a few values, each of them plain."""
+    """A field with a list of plain values to choose from."""
 
     def __init__(self, options: Sequence[Any], name: str, help_text: str, changed: Changed):
         self._options = list(options)
@@ -114,7 +113,7 @@ class IntField(ValueField):
 
 
 class FloatField(ValueField):
-    """A slider where both ends are known, else a box. An end that itself is not allowed can be chosen."""
+    """A field with a slider if both limits are known, else a number box. An exclusive limit can be entered, too."""
 
     kinds = (float, int)
 
@@ -134,7 +133,7 @@ class FloatField(ValueField):
 
 
 class TextField(ValueField):
-    """A text; `known` are some that are offered."""
+    """A field for a text; its control suggests the texts of `known`."""
 
     kinds = (str,)
 
@@ -145,7 +144,7 @@ class TextField(ValueField):
 
 
 class YamlField(ValueField):
-    """A list or a mapping, in YAML's words on one line; nothing at all is an empty one."""
+    """A field for a list or mapping as YAML on one line; an empty text means an empty list or mapping."""
 
     def __init__(self, empty: list | dict, name: str, help_text: str, changed: Changed):
         self._empty, self.kinds = empty, (type(empty),)
@@ -168,7 +167,7 @@ class YamlField(ValueField):
 
 
 class OptionalField:
-    """A setting that may be left out: a checkbox, and beside it what stands there if not."""
+    """A field for a setting that may be None: a checkbox, and while it is checked the setting's own field."""
 
     def __init__(self, make: Callable[[], FormField], name: str, help_text: str, changed: Changed):
         self._make = make
@@ -214,7 +213,7 @@ class OptionalField:
 
 
 class UnionOption(NamedTuple):
-    """One of several: a plain value, or what `make` makes."""
+    """One option of a union: a plain value, or a field that `make` builds."""
 
     label: str
     value: Any = None
@@ -222,7 +221,7 @@ class UnionOption(NamedTuple):
 
 
 class UnionField:
-    """One of several kinds of setting: a list to choose from, and the chosen kind's own settings."""
+    """A field for a setting of several kinds: a list of kinds to choose from, and the fields of the chosen kind."""
 
     def __init__(self, kinds: Sequence[UnionOption], name: str, help_text: str, changed: Changed):
         self._kinds, self._made = kinds, dict[int, FormField]()
@@ -287,7 +286,7 @@ class UnionField:
 
 
 def to_yaml_line(value: Any) -> str:
-    """YAML of JSON values that reads back as they are; what cannot be seen in a text is escaped."""
+    """Return JSON values as one line of YAML that reads back equal; texts with unprintable characters are escaped."""
     import yaml
 
     class OneLine(yaml.SafeDumper):
@@ -303,7 +302,7 @@ def to_yaml_line(value: Any) -> str:
 
 
 def equal_json(one: Any, other: Any) -> bool:
-    """Return whether two values are equal as JSON: 1 is not true."""
+    """Return whether two values are equal as JSON: 1, 1.0 and true differ."""
     return type(one) is type(other) and one == other
 
 

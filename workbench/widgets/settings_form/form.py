@@ -1,8 +1,7 @@
-"""Build a form of typed controls for every setting of a pydantic model from its schema: one field a type, with its
-limits.
+"""Build a form with a typed control, with limits, for every setting of a pydantic model.
 
-A field's help is the comment in the model's source, behind the setting or right above it, or the sentence of the
-model's docstring that names it.
+A field's help is the comment at the setting in the model's source, behind it or right above it, or else the sentence
+of the model's docstring that names the setting.
 """
 
 from __future__ import annotations
@@ -47,15 +46,16 @@ TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text
 
 
 class SettingsForm:
-    """Controls of a model's settings: `values` are the settings as JSON, `validated` makes the model of them.
+    """A form with the controls of a model's settings: `values` holds the settings as JSON, `validated` builds the model
+    from them.
 
-    `widget` shows the groups one at a time, with `buttons` to choose between them.
+    `widget` shows one group of settings at a time, chosen with `buttons`.
 
     Args:
-        model: the settings.
+        model: the class of the settings.
         excluded: settings without a control: dotted paths, and `path:kind` for one kind of several.
-        suggestions: by dotted path, texts that are offered where a setting may be any text.
-        on_change: called after every change, but for those under `suppress_changes`.
+        suggestions: suggested texts for text settings, by dotted path.
+        on_change: called after every change, except under `suppress_changes`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SettingsForm:
         on_change: Callable[[], None] = lambda: None,
     ):
         self._model, self._on_change = model, on_change
-        self._num_suppressing = 0  # how many are at work that change controls by themselves
+        self._num_suppressing = 0  # number of `suppress_changes` contexts that are open
         self._builder = FormBuilder(excluded, suggestions or {}, self.changed, self.suppress_changes)
         self.group = self._builder.group(model)
         parts, singles = dict[str, FieldGroup](), dict[str, FormField]()
@@ -83,24 +83,25 @@ class SettingsForm:
         self._alert = error_line("")
         self.body = ipywidgets.VBox(
             [self._alert, self._place]
-        )  # all but the buttons, for two forms with one row of them
+        )  # without the buttons, so that two forms can share one row of buttons
         self.widget = ipywidgets.VBox([self.buttons, self.body])
         self.buttons.observe(lambda _: self._open(), "value")
         self._open()
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the settings as JSON values. Raises UnreadableField where a text is not YAML."""
+        """Return the settings as JSON values. Raises UnreadableField if a text is not YAML."""
         return self.group.read()
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Show these settings; those that are not among them stay. WorkbenchError for one that has no control."""
+        """Write settings into the form; settings that are not given stay. Raises WorkbenchError for a value without a
+        control."""
         with self.suppress_changes():
             self.group.write(values)
         self.changed()
 
     def validated(self, other_values: Mapping[str, Any]) -> Any:
-        """Return the validated model of these settings and `other_values`, or None with the errors shown."""
+        """Return the validated model of the form's settings and `other_values`, or None with the errors shown."""
         for panel in self.panels.values():
             panel.clear_errors()
         self._alert.value = ""
@@ -115,14 +116,14 @@ class SettingsForm:
         return None
 
     def mark(self, paths: Collection[tuple[str, ...]]) -> None:
-        """Mark the fields at these paths, or around them, with the class `wb-differs`; all others lose it."""
+        """Set the CSS class `wb-differs` on fields at, above or below `paths`; remove it from all others."""
         for name, panel in self.panels.items():
             inside = panel.fields if name == GENERAL_GROUP or name in panel.fields else {name: panel}
             for top, knob in inside.items():
                 _mark(knob, (top,), paths)
 
     def show_error(self, path: Sequence[str], line: str) -> None:
-        """Show an error at the field of `path`, or above the form where that field is hidden."""
+        """Show an error at the field of `path`, or above the form if that field is hidden."""
         for name, panel in self.panels.items():
             inside = path[1:] if path and path[0] == name and name not in panel.fields else path
             if panel.show_error(inside, line) and name == self.buttons.value:
@@ -135,7 +136,7 @@ class SettingsForm:
 
     @contextmanager
     def suppress_changes(self) -> Iterator[None]:
-        """Suppress `on_change` while values are written by the program."""
+        """Suppress calls of `on_change` within the `with` block, while the program itself writes values."""
         self._num_suppressing += 1
         try:
             yield
@@ -143,12 +144,12 @@ class SettingsForm:
             self._num_suppressing -= 1
 
     def close(self) -> None:
-        """Close all controls, those of options that are not shown included."""
+        """Close all controls, including those of hidden options."""
         for part in (self, self.group, *self.panels.values(), *self._builder.fields):
             close_tree(part.widget)
 
     def field_paths(self) -> list[str]:
-        """Return the dotted paths of all settings; those of a union's kind are below its name."""
+        """Return the dotted paths of all settings; a union's kind is a part of the path."""
         return [".".join(path) for path in self.group.field_paths()]
 
     def _open(self) -> None:
@@ -165,7 +166,7 @@ def _mark(knob: FormField, path: tuple[str, ...], paths: Collection[tuple[str, .
 
 
 def error_line(line: str) -> ipywidgets.HTML:
-    """Return a line that shows an error, announced at once by screen readers."""
+    """Return a widget with one line that shows an error, announced at once by screen readers."""
     return ipywidgets.HTML(error_markup(line))
 
 
@@ -175,7 +176,7 @@ def error_markup(line: str) -> str:
 
 
 class FieldGroup:
-    """The fields of one model, in as many columns as there is room for; `kind` tells it from its neighbours."""
+    """The fields of one model, in as many columns as fit; `kind` identifies the model if it is one of a union."""
 
     def __init__(self, fields: Mapping[str, FormField], kind: str | None = None, help_text: str = ""):
         self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
@@ -247,13 +248,13 @@ class FieldGroup:
 
 @dataclass(frozen=True)
 class FormBuilder:
-    """Builder of a form's fields; see `SettingsForm`. Defaults are written under `suppress_changes`."""
+    """A builder of a form's fields; see `SettingsForm`. Defaults are written under `suppress_changes`."""
 
     excluded: Collection[str]
     suggestions: Mapping[str, Sequence[str]]
     on_change: Changed
     suppress_changes: Callable[[], AbstractContextManager[None]]
-    fields: list[FormField] = field(default_factory=list)  # all that were built
+    fields: list[FormField] = field(default_factory=list)  # all fields built so far
 
     def group(self, model: type[BaseModel], path: str = "") -> FieldGroup:
         help_text, fields = field_comments(model), dict[str, FormField]()
@@ -278,7 +279,7 @@ class FormBuilder:
         return built
 
     def _field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, help_text: str) -> FormField:
-        """Build the field of one setting; `name` is empty beside a field that is named."""
+        """Build the field of one setting with the label `name`."""
         values, typed = _members(annotation, metadata)
         if not typed:
             return ChoiceField(values, name, help_text, self.on_change)
@@ -322,9 +323,9 @@ class FormBuilder:
 
 
 def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:
-    """Split a setting's annotation into plain values and types with their limits.
+    """Split a setting's annotation into plain values, and types with their limits.
 
-    A bool among other types becomes two values.
+    In a union with bool, False and True are plain values.
     """
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
@@ -347,7 +348,8 @@ def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[
 
 
 def sentence_about(name: str, docstring: str) -> str:
-    """Return the first sentence of a docstring that names a setting in backticks, on one line; empty without one."""
+    """Return the first sentence of a docstring that has the setting's name in backticks, on one line; "" if there is
+    none."""
     whole = " ".join(docstring.split())
     return next((each for each in re.split(r"(?<=[.:;]) (?=[A-Z`(])", whole) if f"`{name}`" in each), "")
 

@@ -1,1 +1,1 @@
-"""Drafted tokens, and what became of them."""
+"""Show drafted tokens and their verification."""

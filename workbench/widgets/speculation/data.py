@@ -1,30 +1,35 @@
-"""Run a prompt with a speculator and without, place drafted tokens in the text, and compute the figures of speculation
-from a run's tables."""
+"""Run a prompt with and without a speculator, place drafted tokens in the text, and compute speculation figures from a
+run's tables."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError, describe_error
-from workbench.request import Request, SamplingParameters
+from workbench.errors import WorkbenchError
 from workbench.trace.events import Event, Finished
 from workbench.trace.recorder import Recorder, row_name
-from workbench.waiting import join_and_serve
+from workbench.widgets.job import Job
+from workbench.widgets.single_request import single_request
+
+if TYPE_CHECKING:
+    from workbench.request import Request
 
 TableRows = Sequence[Mapping[str, Any]]
-MIN_PLAIN_STEPS = 5  # steps without a check, to know what one takes
+SAMPLING = {"max_tokens": 64, "temperature": 0.0}  # of a text, unless given
+MIN_PLAIN_STEPS = 5  # steps without verification that are needed to time one
 
 
 @dataclass(frozen=True)
 class DraftVerification:
-    """`token_ids` were drafted (unknown of older records: None each), the first `accepted` stand; `emitted` are the
-    output tokens from `index` on that the step gave."""
+    """One verification of the drafted `token_ids` (None each in older records), of which the first `accepted` were
+    accepted.
+
+    `emitted` are the step's output tokens, from output index `index` on (-1: none)."""
 
     step: int
     token_ids: tuple[int | None, ...]
@@ -35,18 +40,20 @@ class DraftVerification:
 
 @dataclass(frozen=True)
 class PlacedToken:
-    """A token in its place: `kind` is plain, accepted, rejected (the one that fell), untried (after it), unused (after
-    the request's end), corrected or bonus; `check` the number of its check from 1, 0 where there was none."""
+    """One token with its role in the output.
+
+    `kind` is plain, accepted, rejected, untried (drafted after a rejected token), unused (drafted beyond the request's
+    end), corrected or bonus; `verification` is the number of its verification from 1 on, or 0 without one."""
 
     token: int | None
     kind: str
     verification: int = 0
-    draft_position: int = 0  # in the draft, from 1
+    draft_position: int = 0  # position in the draft, from 1; 0 if not drafted
 
 
 @dataclass(frozen=True)
 class SpeculationTables:
-    """Tables of one run: `verifications`, `tokens` and `steps` as a record has them."""
+    """The tables of one run: `verifications`, `tokens` and `steps`, as in a record."""
 
     verifications: TableRows = field(repr=False)
     tokens: TableRows = field(repr=False)
@@ -54,7 +61,11 @@ class SpeculationTables:
 
     @classmethod
     def from_source(cls, source: Any) -> SpeculationTables:
-        """From a record, its folder, or events."""
+        """Read the tables of a record, its folder, or events.
+
+        Raises:
+            WorkbenchError: the iterable holds other values than events, or the run has no tokens.
+        """
         if not hasattr(source, "read_table") and not isinstance(source, str) and hasattr(source, "__iter__"):
             recorder = Recorder()
             recorder.events = list(source)
@@ -97,11 +108,11 @@ class SpeculationTables:
 
 
 def place_tokens(token_ids: Sequence[int], verifications: Sequence[DraftVerification]) -> list[PlacedToken]:
-    """The output token by token, with what was drafted and did not stand before what came instead."""
+    """Return the output token by token, with rejected drafts before the token that was sampled instead."""
     found: list[PlacedToken] = []
     at = 0
     for number, check in enumerate(verifications, 1):
-        if check.index < 0:  # ended before it gave anything
+        if check.index < 0:  # the request ended before this step emitted a token
             continue
         found += [PlacedToken(token, "plain") for token in token_ids[at : check.index]]
         stood = min(check.accepted, len(check.emitted))
@@ -117,13 +128,14 @@ def place_tokens(token_ids: Sequence[int], verifications: Sequence[DraftVerifica
 
 @dataclass(frozen=True)
 class SpeculationSpeed:
-    """Tokens a second drafted and plain, and the speed-up that follows from acceptance and what a step takes."""
+    """The tokens per second with and without drafts, and the speed-up predicted from acceptance and the cost of a
+    step."""
 
     tokens_per_s: float
     plain_tokens_per_s: float
-    cost: float  # a step's time, in plain steps
+    cost: float  # median time of a step, relative to a plain step
     predicted: float | None
-    own: bool = False  # plain steps are those of the same run that checked nothing
+    own: bool = False  # whether the plain steps are the same run's steps without verification
 
     @property
     def measured(self) -> float:
@@ -131,14 +143,15 @@ class SpeculationSpeed:
 
 
 def speculation_figures(run: SpeculationTables) -> dict[str, Any]:
-    """As in a run's summary."""
+    """Return the acceptance figures of a run, as in the run's summary."""
     from workbench.runs.metrics import acceptance_metrics
 
     return acceptance_metrics(run.verifications, run.steps)
 
 
 def speculation_speed(run: SpeculationTables, plain: SpeculationTables | None) -> SpeculationSpeed | None:
-    """Return the speeds, or None where they are unknown: without `plain`, where every step of the run checked."""
+    """Return the speeds with and without drafts; None if too few steps without drafts are known. These come from the
+    run `plain`, or else from `run` itself."""
     from workbench.runs.metrics import expected_speedup, expected_tokens_per_verification, steady_decode_steps
 
     loads = Counter(step["requests"] for step in run.steps if step["phase"] == "decode")
@@ -166,7 +179,7 @@ def _sum(rows: TableRows, name: str) -> float:
 
 @dataclass
 class SpeculationEvents:
-    """Events of the run with drafts that is looked at, and of all runs; the first of each is not timed."""
+    """The events of the shown run with drafts, and those of all runs; the first run of each kind is not timed."""
 
     current: list[Event] = field(default_factory=list)
     drafted: list[list[Event]] = field(default_factory=list)
@@ -175,58 +188,53 @@ class SpeculationEvents:
 
 
 class SpeculationComparison:
-    """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; with
-    0 there is the drafted run alone. After it the runner drafts again as it did; another trial on the runner waits
-    until then."""
+    """A comparison that runs a request with and without drafts in turn, in the background; `events` grows meanwhile.
+
+    There are `rounds` timed runs of each kind after an untimed one; with 0, only the untimed run with drafts. At the
+    end the runner gets its own speculator back; another comparison on the runner waits until then."""
 
     def __init__(
-        self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]
-    ):
+        self, runner: Any, prompt: str | Sequence[int] | Request | None, speculate: Any, rounds: int,
+        sampling: dict[str, Any],
+    ):  # fmt: skip
         if runner.core.speculator is None and speculate is None:
             raise WorkbenchError('runner: it drafts nothing; give speculate="prompt_lookup" or "draft"')
-        if prompt is None:
-            raise WorkbenchError("prompt: a runner needs one, as text or token ids")
         self.runner, self.rounds, self.events = runner, rounds, SpeculationEvents()
-        if isinstance(prompt, str):
-            (request,) = runner.make_requests(prompt, sampling)
-        else:
-            request = Request("", tuple(map(int, prompt)), SamplingParameters(**sampling))
-        if request.sampling.num_sequences > 1:
-            raise WorkbenchError("n, best_of, beams: the view looks at one sample; leave them out")
-        self.request = request
+        self.request = single_request("SpeculationView", runner, prompt, sampling, SAMPLING)
         self._speculator = runner.core.speculator if speculate is None else _build_speculator(runner, speculate)
         self._handle: Any = None
         self._exclusive: Any = None
-        self._stopped, self._thread = False, None
+        self._job: Job | None = None
 
     def begin(self, on_change: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Return at once; `news` is called as events come, `end` when all is over."""
+        """Start the runs and return at once; `on_change` is called with new events, `on_end` once at the end."""
         from workbench.engine.runner_thread import RunnerThread
 
         live = RunnerThread.attach(self.runner)
-        self.request, self._exclusive = (
-            replace(self.request, request_id=live.new_request_id("speculation")),
-            live.exclusive,
-        )
+        self._exclusive = live.exclusive
         live.exclusive.enqueue(self)
 
-        def work() -> None:
+        def work(job: Job) -> None:
             on_change()
             try:
-                if live.exclusive.acquire(self, lambda: self._stopped):
+                if live.exclusive.acquire(self, lambda: job.stopped):
                     on_change()
                     self._alternate(live, on_change)
-            except Exception as error:
-                self.events.problem = describe_error(error)
             finally:
                 live.exclusive.release(self)
+
+        def end(job: Job) -> None:
+            self.events.problem = job.error
             on_end()
 
-        self._thread = threading.Thread(target=work, name="speculation view", daemon=True)
-        self._thread.start()
+        self._job = Job(work, end, self._stop_request, "speculation view")
+        self._job.start()
 
     def stop(self) -> None:
-        self._stopped = True
+        if self._job is not None:
+            self._job.stop()
+
+    def _stop_request(self) -> None:
         if self._exclusive is not None:
             self._exclusive.notify()
         if self._handle is not None:
@@ -234,21 +242,16 @@ class SpeculationComparison:
 
     @property
     def waiting(self) -> bool:
-        """For another trial on the same runner."""
+        """Return whether this comparison waits for another one on the same runner."""
         return self.working and self._exclusive is not None and not self._exclusive.is_first(self)
 
     @property
     def working(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and not self._job.done
 
     def wait(self, seconds: float | None = None) -> None:
-        if self._thread is None:
-            return
-        try:
-            join_and_serve(self._thread, seconds)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
+        if self._job is not None:
+            self._job.wait(seconds)
 
     def _alternate(self, live: Any, news: Callable[[], None]) -> None:
         before = live.call(lambda runner: runner.core.speculator)
@@ -266,19 +269,21 @@ class SpeculationComparison:
             live.call(lambda runner: runner.core.set_speculator(before))
 
     def _run_once(self, live: Any, events: list[Event], news: Callable[[], None]) -> bool:
-        """Run the request once; return whether it ran to its end."""
+        """Run the request once, and add its events to `events`; return whether it was not stopped."""
+        assert self._job is not None
         self._handle = live.submit(self.request)
-        if self._stopped:
+        if self._job.stopped:
             self._handle.stop()
         for event in self._handle:
             events.append(event)
             if isinstance(event, Finished):
-                self._stopped = self._stopped or event.reason == "cancelled"  # by the kernel's stop button, say
+                if event.reason == "cancelled":  # by the kernel's stop button, say
+                    self._job.stop()
                 if event.error:
                     raise WorkbenchError(event.error)
             if events is self.events.current:
                 news()
-        return not self._stopped
+        return not self._job.stopped
 
 
 def _build_speculator(runner: Any, speculate: Any) -> Any:

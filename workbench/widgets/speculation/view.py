@@ -1,17 +1,18 @@
-"""Show which draft tokens were accepted, where, and the speed-up."""
+"""Show the accepted and rejected draft tokens within the text, and the speed-up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import traitlets
 
 from workbench import svg
 from workbench.errors import WorkbenchError, describe_error
+from workbench.widgets.recorded import Recorded
 from workbench.widgets.speculation.data import (
     SpeculationComparison,
     SpeculationSpeed,
@@ -22,19 +23,23 @@ from workbench.widgets.speculation.data import (
 )
 from workbench.widgets.speculation.picture import STYLE, describe_verification, draw_charts, draw_table, draw_text
 from workbench.widgets.tokens.text import speller
-from workbench.widgets.view import PictureWidget, close_tree
+from workbench.widgets.view import PictureWidget, button, close_tree
+
+if TYPE_CHECKING:
+    from workbench.request import Request
 
 
 class SpeculationView(PictureWidget):
-    """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn, or with those
-    that `speculate` names (as in `load`; the runner has its own back when it is over, and a second view's runs begin
-    only then);
-    `SpeculationView(record)`, of a record, its folder or events, shows a run that was, and with `plain=` (one of these
-    too) what it is against that one.
+    """A view of drafted tokens within the text, verification by verification, and of the speed-up.
 
-    `check` is the check that is shown, with the text as it stood after it; `sequence` the request. A `tokenizer` tells
-    tokens of records and events as text; a record finds its model's. `sampling` are parameters of the request (greedy
-    unless given), `rounds` how often both are timed (0: no plain run).
+    `SpeculationView(runner, prompt)` continues a prompt with and without drafts in turn. `speculate` names another
+    speculator for it, as in `load`; the runner gets its own back at the end, and a second view on the runner waits
+    until then. `SpeculationView(record)` shows a recorded run, given as a record, its folder or events; `plain` is a
+    run without drafts to compare with.
+
+    `check` is the number of the shown verification, `sequence` the request. `tokenizer` decodes the tokens of records
+    and events (default: the tokenizer of a record's model). `sampling` are parameters of the request (default:
+    greedy); `rounds` is the number of timed runs of each kind (0: no plain run).
     """
 
     engine_fields = ("_comparison",)
@@ -42,19 +47,16 @@ class SpeculationView(PictureWidget):
     sequence = traitlets.Unicode()
 
     def __init__(
-        self, source: Any, prompt: str | Sequence[int] | None = None, *, speculate: Any = None, plain: Any = None,
-        tokenizer: Any = None, rounds: int = 2, **sampling: Any,
+        self, source: Any, prompt: str | Sequence[int] | Request | None = None, *, speculate: Any = None,
+        plain: Any = None, tokenizer: Any = None, rounds: int = 2, **sampling: Any,
     ):  # fmt: skip
         super().__init__()
         self._comparison, self._problem, self._over = None, "", False
-        self._plain: SpeculationTables | None = None  # what it is held against: its tokens, and its time
+        self._plain: SpeculationTables | None = None  # the run without drafts, for a comparison of tokens and times
         self._timed: tuple[SpeculationTables, SpeculationTables | None] | None = None
         if hasattr(source, "stream"):
-            given = {"max_tokens": 64, "temperature": 0.0, **sampling}
-            self._comparison, self._run = (
-                SpeculationComparison(source, prompt, speculate, rounds, given),
-                SpeculationTables([], [], []),
-            )
+            self._comparison = SpeculationComparison(source, prompt, speculate, rounds, sampling)
+            self._run = SpeculationTables([], [], [])
             tokenizer = source.tokenizer
         else:
             if prompt is not None or speculate is not None or sampling:
@@ -73,39 +75,39 @@ class SpeculationView(PictureWidget):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Return the figures of drafted tokens, as in a run's summary."""
+        """Return the acceptance figures of the drafts, as in a run's summary."""
         return speculation_figures(self._run)
 
     @property
     def speeds(self) -> SpeculationSpeed | None:
-        """Predicted and measured speed-up; None where there is nothing to hold the run against."""
+        """Return the predicted and the measured speed-up; None if no steps without drafts are known."""
         return None if self._timed is None else speculation_speed(*self._timed)
 
     @property
     def token_ids(self) -> list[int]:
-        """The output of the request that is shown."""
+        """Return the output tokens of the shown request."""
         return self._run.token_ids(self.sequence)
 
     @property
     def plain_token_ids(self) -> list[int] | None:
-        """The same without drafts, where that is known."""
+        """Return the output tokens of the same request without drafts, or None if unknown."""
         if self._plain is None or self.sequence not in self._plain.names:
             return None
         return self._plain.token_ids(self.sequence)
 
     def stop(self) -> None:
-        """End the runs; what there is can be looked at."""
+        """Stop the runs; the results so far stay."""
         if self._comparison is not None:
             self._comparison.stop()
 
     def close(self) -> None:
         self.stop()
-        if hasattr(self, "_who"):  # it is not always shown
+        if hasattr(self, "_who"):  # it may be no child, and would not be closed with them
             close_tree(self._who)
         super().close()
 
     def wait(self, seconds: float | None = None) -> SpeculationView:
-        """Until all runs are over, or so many seconds."""
+        """Wait until all runs have ended, at most `seconds`; return the view."""
         if self._comparison is not None:
             self._comparison.wait(seconds)
         return self
@@ -147,7 +149,7 @@ class SpeculationView(PictureWidget):
             return ""
         parts = (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
         place = next(parts, None if len(ours) == len(theirs) else min(len(ours), len(theirs)))
-        return f"the same {len(ours):,} as plain" if place is None else f"other than plain from output token {place} on"
+        return f"the same {len(ours):,} as plain" if place is None else f"differs from plain at output token {place}"
 
     def _on_change(self) -> None:
         self.throttle.mark()
@@ -164,6 +166,7 @@ class SpeculationView(PictureWidget):
             self._timed = _concatenate_runs(both.drafted[1 : len(both.plain)]), _concatenate_runs(both.plain[1:])
         self._halt.disabled = True
         self._read()
+        self.steps.grows = False
         self.throttle.flush()
         self.keep()
 
@@ -173,7 +176,7 @@ class SpeculationView(PictureWidget):
         super().redraw()
 
     def _read(self) -> None:
-        """The run as it is now; who looks at the last check goes on with it."""
+        """Read the present run, and follow the last verification if that is the shown one."""
         if self._comparison is not None:
             self._run = SpeculationTables.from_source(list(self._comparison.events.current))
         names = self._run.names
@@ -181,35 +184,29 @@ class SpeculationView(PictureWidget):
             self._who.options = names
         if names and self.sequence not in names:
             self.sequence = names[0]
-        last = len(self._run.verifications_of(self.sequence))
-        at_end = self.check == self._step.max
-        self._step.max = max(self._step.min, last)
-        if at_end:
-            self.check = self._step.max
+        self.steps.extend(0, len(self._run.verifications_of(self.sequence)))
 
     def _controls(self) -> None:
-        style, wide = {"description_width": "6em"}, {"width": "48em"}
-        self._step = ipywidgets.IntSlider(0, 0, 0, description="check", style=style, layout=wide)
-        self._who = ipywidgets.Dropdown(description="request", style=style)
-        self._halt = ipywidgets.Button(description="Stop", tooltip="end the runs")
-        self._halt.on_click(lambda _: self.stop())
-        traitlets.link((self, "check"), (self._step, "value"))
+        grows = self._comparison is not None
+        self.steps = Recorded(self, "check", grows=grows, follow=grows)
+        self._who = ipywidgets.Dropdown(description="request", style={"description_width": "6em"})
+        self._halt = button(self.stop, "Stop", tooltip="end the runs")
         self._who.observe(lambda change: change["new"] and self.set_trait("sequence", change["new"]), "value")
         self.observe(lambda change: self._chosen(change["new"]), "sequence")
-        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
+        self.shown.on_pick(self._pick)
         several = [self._who] if self._comparison is None and len(self._run.names) > 1 else []
-        self.children = (self._step, *several, *([self._halt] if self._comparison is not None else []), self.shown)
+        beside = several if self._comparison is None else [self._halt]
+        self.children = (ipywidgets.HBox([self.steps, *beside]), self.shown)
 
     def _pick(self, key: str) -> None:
-        if key.startswith("k"):  # a token's; those of bars only let the keyboard come by
+        if key.startswith("k"):  # a token's key; keys of bars serve the keyboard's focus only
             self.check = int(key[1:])
 
     def _chosen(self, name: str) -> None:
         if name in self._who.options:
             self._who.value = name
-        last = len(self._run.verifications_of(name))
-        self._step.max = last
-        self.check = last
+        self.steps.extend(0, len(self._run.verifications_of(name)))
+        self.check = self.steps.last
 
     @traitlets.validate("sequence")
     def _known(self, proposal: Any) -> str:
@@ -220,12 +217,12 @@ class SpeculationView(PictureWidget):
 
 
 def _concatenate_runs(runs: Sequence[Sequence[Any]]) -> SpeculationTables:
-    """Runs one after the other, as one."""
+    """Return the tables of several runs as one run."""
     return SpeculationTables.from_source([event for run in runs for event in run])
 
 
 def _tokenizer_of(source: Any) -> Any:
-    """Of a record's model, where that is at hand."""
+    """Return the tokenizer of a record's model, or None if the source is no record or the model is unavailable."""
     path = getattr(source, "path", source)
     if not hasattr(source, "experiment_text") and not isinstance(path, str | Path):
         return None
@@ -235,6 +232,6 @@ def _tokenizer_of(source: Any) -> Any:
 
     try:
         record = source if hasattr(source, "experiment_text") else Record.open(path)
-        return tokenizer_of(Experiment.from_yaml(record.experiment_text))
+        return tokenizer_of(Experiment.from_record(record.experiment_text))
     except WorkbenchError:  # another version's experiment, or a model that is not here
         return None

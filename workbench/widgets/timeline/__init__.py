@@ -1,1 +1,1 @@
-"""Steps and requests over time, with the reasons of scheduling decisions."""
+"""Show steps and requests over time, with the reasons of scheduling decisions."""

@@ -1,4 +1,4 @@
-"""Select the visible slices of a run's tracks as bars in pixels, merge neighbours below one pixel, and format the
+"""Turn the visible slices of a run's tracks into bars in pixels, merge neighbours below one pixel, and format the
 tooltips of bars and marks."""
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import numpy as np
 from workbench.svg import Scale
 from workbench.trace.slices import Moment, Slice, Track
 from workbench.trace.tracks import Tracks
+from workbench.units import format_seconds
 
 AGENT_FIGURES = (
     "tool", "arguments", "result", "error", "prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens",
 )  # fmt: skip
-MERGE_PIXELS = 4.0  # pixels: decisions that are nearer are one mark
+MERGE_PIXELS = 4.0  # decisions at a smaller distance share one mark
 
 
 class TimelineBar(NamedTuple):
-    """From pixel `x`, `wide` of them; `slices` are one, or several where they are narrower than a pixel."""
+    """A bar that begins at pixel `x` and is `wide` pixels wide. It stands for one slice, or for several `slices` that
+    are narrower than a pixel."""
 
     x: float
     wide: float
@@ -28,7 +30,7 @@ class TimelineBar(NamedTuple):
 
 
 def merge_slices(slices: Iterable[Slice], across: Scale) -> Iterator[TimelineBar]:
-    """Merge visible slices of one kind into bars. `slices` are in order of time and do not overlap."""
+    """Yield bars for the visible slices of one kind, which are in order of time and do not overlap."""
     low, high = across.low, across.high
     x = end = 0.0
     group: list[Slice] = []
@@ -48,27 +50,28 @@ def merge_slices(slices: Iterable[Slice], across: Scale) -> Iterator[TimelineBar
 
 
 def merge_steps(tracks: Tracks, across: Scale) -> list[TimelineBar]:
-    """Return visible steps as bars; steps that begin within one pixel are one bar."""
-    begins = np.array(tracks.step_times)  # a copy: an array that is looked at cannot grow
+    """Return the visible steps as bars; steps that begin within one pixel share a bar."""
+    begins = np.array(tracks.step_times)  # a copy, because an array with an open buffer cannot grow
     first, last = visible_range(begins, across)
-    while first and tracks.steps[first - 1].end >= across.low:
-        first -= 1
-    seen = tracks.steps[first:last]
+    oldest = int(np.searchsorted(begins, across.low - 2 * tracks.longest_step))  # twice, as differences are rounded
+    under_way = [each for each in tracks.steps[oldest:first] if each.end >= across.low]
+    seen = [*under_way, *tracks.steps[first:last]]
     if not seen:
         return []
     scale = (across.end - across.begin) / (across.high - across.low)
-    pixels = np.floor((begins[first:last].clip(across.low) - across.low) * scale)
+    pixels = np.floor((begins[first - len(under_way) : last].clip(across.low) - across.low) * scale)
     edges = [0, *(np.flatnonzero(np.diff(pixels)) + 1).tolist(), len(seen)]
     out = []
     for low, high in zip(edges, edges[1:], strict=False):
         group = seen[low:high]
-        x, end = across(max(group[0].begin, across.low)), across(min(group[-1].end, across.high))
+        x = across(max(group[0].begin, across.low))
+        end = across(min(max(each.end for each in group), across.high))
         out.append(TimelineBar(x, end - x, group))
     return out
 
 
 def merge_moments(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list[Moment]]]:
-    """Return the pixels of visible moments, grouping those nearer than `MERGE_PIXELS`."""
+    """Yield (pixel, moments) of the visible moments; those within `MERGE_PIXELS` of each other form one group."""
     x, group = 0.0, []
     for each in moments:
         if not across.low <= each.time <= across.high:
@@ -85,7 +88,7 @@ def merge_moments(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[fl
 
 
 def visible_range(times: array[float] | np.ndarray, across: Scale) -> tuple[int, int]:
-    """Return the range of visible indices in ascending `times`."""
+    """Return the first index and the index after the last of the ascending `times` that are visible."""
     known = np.array(times)
     return int(np.searchsorted(known, across.low)), int(np.searchsorted(known, across.high, "right"))
 
@@ -93,20 +96,21 @@ def visible_range(times: array[float] | np.ndarray, across: Scale) -> tuple[int,
 def step_tip(bar: TimelineBar) -> str:
     prefill, decode = (sum(step.args[name] for step in bar.slices) for name in ("prefill_tokens", "decode_tokens"))
     first, last = bar.slices[0], bar.slices[-1]
-    took = f"{(last.end - first.begin) * 1e3:.2f} ms"
+    took = format_seconds(max(each.end for each in bar.slices) - first.begin)
     if len(bar.slices) > 1:
         text = f"{len(bar.slices)} steps, {first.args['step']} to {last.args['step']}: {took}"
         return f"{text}\n{prefill} prefill + {decode} decode tokens"
     args = first.args
+    requests = "1 request" if args["requests"] == 1 else f"{args['requests']} requests"
     return (
-        f"step {args['step']}: {first.name}, {took}\n{args['requests']} requests: {prefill} prefill + {decode} decode "
+        f"step {args['step']}: {first.name}, {took}\n{requests}: {prefill} prefill + {decode} decode "
         f"tokens\n{args['pages_used']} pages used, {args['pages_idle']} idle"
     )
 
 
 def bar_tip(name: str, bar: TimelineBar, track: Track) -> str:
     each, last = bar.slices[0], bar.slices[-1]
-    took = f"{(last.end - each.begin) * 1e3:.2f} ms"
+    took = format_seconds(last.end - each.begin)
     if len(bar.slices) > 1:
         tokens = sum(s.args.get("tokens", 0) for s in bar.slices)
         many = f"{len(bar.slices)} × {each.name}"
@@ -129,8 +133,8 @@ def bar_tip(name: str, bar: TimelineBar, track: Track) -> str:
 def request_tip(name: str, phases: Sequence[Slice]) -> str:
     if not phases:
         return name
-    args, took = phases[0].args, (phases[0].end - phases[0].begin) * 1e3
-    text = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
+    args, took = phases[0].args, format_seconds(phases[0].end - phases[0].begin)
+    text = f"{name}: {took}, {args.get('finish_reason') or 'under way'}"
     counts = (f"{args[key]} {key.replace('_', ' ')}" for key in (
         "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "num_preemptions")
         if args.get(key))  # fmt: skip
@@ -138,14 +142,14 @@ def request_tip(name: str, phases: Sequence[Slice]) -> str:
 
 
 def describe_decision(moment: Moment) -> str:
-    """Describe a decision of a scheduler or a fleet: its step or its replica, and its reason."""
+    """Describe a decision of a scheduler or a fleet: its step or replica, and its reason."""
     step, replica, reason = (moment.args.get(name) for name in ("step", "replica", "reason"))
     words = str(reason) if str(reason).startswith(moment.name) else f"{moment.name}: {reason}"
     return f"replica {replica}: {words}" if step is None and replica is not None else f"step {step}: {words}"
 
 
 def bar_text(bar: TimelineBar) -> str:
-    """Return the text within a bar."""
+    """Return the label that is drawn within a bar."""
     each = bar.slices[0]
     if len(bar.slices) > 1:
         return f"{len(bar.slices)}×"

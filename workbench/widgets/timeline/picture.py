@@ -1,4 +1,4 @@
-"""Draw steps and requests over time. Height and outline of a bar repeat what its colour says."""
+"""Draw steps and requests over time. A bar's height and outline show its kind in addition to its colour."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from workbench.trace.recorder import row_name
 from workbench.trace.slices import Moment, Track
 from workbench.trace.tracks import Tracks
 from workbench.widgets.flow import flow, paragraph
+from workbench.widgets.time_axis.picture import TimeView, draw_marks, draw_ticks, place_axis
 from workbench.widgets.timeline.data import (
     TimelineBar,
     bar_text,
@@ -26,25 +27,25 @@ from workbench.widgets.timeline.data import (
     visible_range,
 )
 
-WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # of the picture unless another is given, and beside the bars
-ROW_HEIGHT = 22.0  # of the two bars of a step
-MAX_TALL_ROWS = 64  # rows that are seen at once; of more, those in sight, to be scrolled
+WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0  # pixels: default width of the picture, and margins of the bars
+ROW_HEIGHT = 22.0  # pixels of a step's prefill bar, and of its decode bar
+MAX_TALL_ROWS = 64  # rows visible at once; with more requests, only active ones are drawn, and the rows scroll
 MAX_REQUESTS = 512  # rows drawn
-MIN_TOKEN_SPACING = 6.0  # pixels from token to token from which they are drawn
+MIN_TOKEN_SPACING = 6.0  # least mean distance of tokens that are drawn, in pixels
 MAX_NAME_LETTERS = 22  # letters of a request's name
-MAX_DECISIONS = 14  # decisions of the chosen request
-PHASES = ("queue", "prefill", "decode", "round", "wait", "call")  # the last three of agents
+MAX_DECISIONS = 14  # listed decisions of the chosen request
+PHASES = ("queue", "prefill", "decode", "round", "wait", "call")  # the last three belong to agents
 REQUEST_MARKS = (  # class, height and caption
     ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
     ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "preempted"),
 )  # fmt: skip
 AGENT_MARKS = (("rd", 12.0, "an agent's round"), ("ca", 8.0, "a call"))
-STEPS_ROW = -1  # in place of a request's number: the row of the steps
+STEPS_ROW = -1  # the row of the steps, in place of a request's number
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
     ".wb-pic .qu{fill:none;stroke:currentColor;stroke-dasharray:3 2;stroke-opacity:.8}"
     ".wb-pic .rd{fill:#009e73;fill-opacity:.35}.wb-pic .ca{fill:#cc79a7;fill-opacity:.85}"
-    ".wb-pic .sb{fill:#d55e00;fill-opacity:.2;stroke:#d55e00;stroke-width:1.4}"
+    ".wb-pic .sb{fill:var(--jp-layout-color0,#fff);stroke:#d55e00;stroke-width:1.4}"  # it covers the decode bar
     ".wb-pic .ch{fill:#e69f00;stroke:var(--jp-layout-color0,#fff);stroke-width:.6}"
     ".wb-pic .cross{fill:none;stroke:#d55e00;pointer-events:none}.wb-pic .hit{fill:transparent}"
     ".wb-pic .tk{pointer-events:none;fill:none;stroke:var(--jp-layout-color0,#fff);stroke-opacity:.7}"
@@ -57,22 +58,25 @@ STYLE = (
 )
 
 
-def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, width: float = WIDTH) -> str:
-    """From `low` to `high` milliseconds after the first moment, `width` pixels wide; `chosen` is the request whose
-    decisions are listed."""
+def draw_timeline(tracks: Tracks, view: TimeView, chosen: int = -1, width: float = WIDTH, marks: bool = True) -> str:
+    """Draw the visible time, `width` pixels wide; with `marks` also the cursor and the selection.
+
+    `chosen` is the number of the request whose decisions are listed, or -1."""
     begin = tracks.begin if tracks.steps or tracks.requests else 0.0
-    across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, width - RIGHT)
+    across = view.across(LEFT, width - RIGHT)
     rows, seen = _visible_requests(tracks, across), merge_steps(tracks, across)
     few = len(rows) <= MAX_TALL_ROWS
     side = 17.0 if len(rows) <= 40 else 14.0
     drawn = rows[:MAX_REQUESTS]
-    # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
+    # The tabulator key stops once in the chart, at the chosen request or the first step; arrow keys move from there.
     stop = chosen if chosen in drawn else STEPS_ROW if seen else drawn[0] if drawn else STEPS_ROW
-    head, y = _head(seen, across, low, high, stop == STEPS_ROW)
+    head, y = _head(seen, across, begin, stop == STEPS_ROW)
     head += [_change(each, across, y) for each in tracks.changes if across.low <= each.time <= across.high]
     body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
     tail, more = _tail(tracks, len(rows), len(drawn), chosen, width)
     high_body = max(1.0, side * len(drawn))
+    bottom = y + high_body if few else y
+    head += [place_axis(across, 16, bottom, begin), draw_marks(view, across, 16, bottom) if marks else ""]
     title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
     style = svg.tag("style", STYLE)
     if few:
@@ -88,18 +92,10 @@ def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1, wid
     )
 
 
-def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, stop: bool) -> tuple[list[str], float]:
-    """The axis, and the steps: prefill tokens above, decode tokens below, each as high as there are tokens."""
-    parts, axis = [], Scale(low, max(high, low + 1e-3), across.begin, across.end)
+def _head(seen: Sequence[TimelineBar], across: Scale, origin: float, stop: bool) -> tuple[list[str], float]:
+    """Draw the axis, and for each step its prefill tokens above its decode tokens; return markup and height."""
     bottom = 22 + 2 * ROW_HEIGHT + 14
-    for value in axis.ticks(max(3, int((across.end - across.begin) / 90))):
-        x, label = axis(value), f"{value:g} ms"
-        # The last label stands within the picture, however long it is.
-        middle = min(x, across.end + RIGHT - 4 - len(label) * svg.CHARACTER_WIDTH / 2)
-        parts += [
-            svg.line(x, 18, x, bottom, class_="grid"),
-            svg.text(middle, 12, label, class_="s faint", text_anchor="middle"),
-        ]
+    parts = [draw_ticks(across, origin, 16, bottom, across.end + RIGHT)]
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
         y = 22 + place * (ROW_HEIGHT + 2)
         peaks = [max(step.args[name] for step in bar.slices) for bar in seen]
@@ -130,13 +126,13 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
 
 
 def _change(change: SettingsChanged, across: Scale, bottom: float) -> str:
-    """A setting that has another value from here on."""
+    """Draw a line where a setting changed."""
     x, tip = across(change.time), f"{change.name}: {change.old} → {change.new}"
     return svg.line(x, 16, x, bottom, class_="line chg", tip=tip)
 
 
 def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
-    """The requests to be shown: all, or where they are many those that are under way in sight."""
+    """Return the numbers of the requests to draw: all, or if there are many, those active in the visible time."""
     every = range(len(tracks.requests))
     if len(every) <= MAX_TALL_ROWS:
         return list(every)
@@ -172,7 +168,7 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
 
 
 def draw_request(tracks: Tracks, track: Track, across: Scale, y: float, side: float, key: str) -> str:
-    """Draw a request's bars and tokens in a row that begins at `y` and is `side` high; `key` tells it from others."""
+    """Draw a request's bars and tokens in a row at `y`, `side` pixels high; `key` makes the bars' keys unique."""
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
     gap = min(2.0, side / 6)
     high, parts, labels = side - 2 * gap, [], []
@@ -200,7 +196,7 @@ def draw_request(tracks: Tracks, track: Track, across: Scale, y: float, side: fl
 
 
 def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
-    """The moments of tokens, where there is room between them."""
+    """Draw the times of tokens if there is space between them."""
     first, last = visible_range(track.token_times, across)
     if last - first < 2:
         return ""
@@ -225,7 +221,7 @@ def _decisions(tracks: Tracks, number: int, across: Scale, y: float) -> list[str
 
 
 def _nanos(tracks: Tracks, time: float) -> int:
-    """A moment as a part of a key: what had the focus has it again after a redraw, wherever it stands then."""
+    """Return a time in nanoseconds, as a key under which a bar keeps the focus after a redraw moves it."""
     return round((time - tracks.begin) * 1e9)
 
 
@@ -235,7 +231,7 @@ def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
 
 
 def draw_legend(marks: Sequence[tuple[str, float, str]], left: float, top: float, width: float) -> tuple[str, float]:
-    """Draw (class, height, caption) of each kind of bar; return it and its height."""
+    """Draw a legend of `marks` (CSS class, height, caption); return markup and height."""
     parts: list[str] = []
     places = flow([50 + 6 * len(caption) for _, _, caption in marks], left, width)
     for (css, tall, caption), (x, row) in zip(marks, places, strict=True):
@@ -251,13 +247,13 @@ def draw_legend(marks: Sequence[tuple[str, float, str]], left: float, top: float
 
 
 def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int, width: float) -> tuple[list[str], float]:
-    """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
+    """Draw the legend, a note on omitted requests, and the chosen request's decisions; return markup and height."""
     agents = any(isinstance(each, AgentTrack) for each in tracks.requests)
     marks = [*(AGENT_MARKS if agents else ()), *REQUEST_MARKS, ("dc", 0.0, "a decision and its reason")]
     legend, high = draw_legend(marks, 8, 10.0, width)
     parts, y = [legend], 18.0 + high
     if rows < len(tracks.requests) or drawn < rows:
-        caption = f"{drawn} of {len(tracks.requests)} requests: those under way in this stretch"
+        caption = f"{drawn} of {len(tracks.requests)} requests: those active in this window"
         parts.append(svg.text(8, y, caption + (", the first of them" if drawn < rows else ""), class_="s faint"))
         y += 16
     if 0 <= chosen < len(tracks.requests):

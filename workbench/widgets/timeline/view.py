@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
-from threading import RLock, get_ident
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -15,88 +15,84 @@ from workbench.trace.events import Event
 from workbench.trace.perfetto import read_trace
 from workbench.trace.tables import events_of_tables
 from workbench.trace.tracks import Tracks
+from workbench.units import format_seconds
+from workbench.widgets.time_axis.navigation import TimeNavigation
+from workbench.widgets.timeline.data import TimelineBar, step_tip
 from workbench.widgets.timeline.picture import draw_timeline
-from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
     from workbench.runs.record import Record
 
-BUTTONS = (
-    ("◀", "earlier"), ("▶", "later"), ("+", "zoom in"), ("−", "zoom out"), ("all", "the whole run"),
-)  # fmt: skip
-
 RUN_TABLES = ("requests", "tokens", "steps")
 
 
-class Timeline(PictureWidget):
-    """A Gantt of steps and requests: queue, prefill chunks, decode, preemptions, and the reason of each decision. The
-    bars are those of the Perfetto export.
+class Timeline(TimeNavigation):
+    """A Gantt chart of a run's steps and requests: queue, prefill chunks, decode, preemptions, and the reason of each
+    decision. The bars are the same as in the Perfetto export.
 
-    Given a runner, the view shows everything that it does from now on, and follows it as long as `follow` is on; given
-    a record, a recorder, the result of `RunnerThread.submit`, or events, it shows these. `window` is the visible part,
-    in milliseconds from the first event; `chosen` the number of the request whose decisions are listed (click on its
-    name), or -1.
+    `source` is a runner, a record, a recorder, the result of `RunnerThread.submit`, or events. A runner's events are
+    shown from now on, and the window follows the newest `span` seconds (default: all) while `follow` is on. `window` is
+    the visible time in seconds since the first event; `chosen` is the number of the request with listed decisions
+    (click on its name), or -1.
 
-    Every event is kept until the view is closed: with a runner that serves for hours, memory grows with every token and
+    Every event is kept until the view is closed: for a runner that serves for hours, memory grows with every token and
     step.
     """
 
-    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 1.0))
-    follow = traitlets.Bool(True)
     chosen = traitlets.Int(-1)
 
     def __init__(self, source: Any):
         super().__init__()
-        self._drain_lock, self._reaching = RLock(), 0
-        self._known = 0.05  # how long the run was when it was drawn last, in milliseconds
         self._pending_events: deque[Event] = deque()
         self._tracks, self._fresh = self._source(source)
-        self.follow = self._leave is not None
-        # In percent of the run: a slider whose ends move while it is shown sends values not chosen by the user.
-        self._slider = ipywidgets.FloatRangeSlider(
-            value=(0.0, 100.0), description="from, to", min=0.0, max=100.0, step=0.1, readout=False
-        )
-        self._slider.layout.width = "36em"
-        self._slider.observe(self._on_slider, "value")
-        live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
-        live.layout.width = "6em"
-        traitlets.link((self, "follow"), (live, "value"))
-        self.watch("follow", "chosen")
-        self.observe(self._on_window, "window")
-        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        self._extend_window(whole=True)
-        self.show(ipywidgets.HBox([self._slider, *map(self._button, BUTTONS), live]))
+        if self._leave is None:
+            self.window = self.visible  # which ends `follow`
+        self.watch("chosen")
+        self.shown.on_pick(self._pick)
+        self.show(ipywidgets.HBox(self.time_controls(), layout={"flex_flow": "row wrap"}), self.axis)
 
     @property
     def tracks(self) -> Tracks:
         """Return the tracks of all events received so far."""
-        with self._drain_lock:
+        with self._lock:
             for event in self._fresh():
                 self._tracks.record(event)
         return self._tracks
 
     @property
     def length(self) -> float:
-        """Milliseconds from the first moment to the last."""
-        return max(0.0, self._tracks.end - self._tracks.begin) * 1e3 if self._tracks.requests else 0.0
+        """Return the time from the first event to the last, in seconds."""
+        origin, _, end = self._times()
+        return end - origin
 
     def redraw(self) -> None:
-        with self._drain_lock:
-            self._extend_window(whole=False)
-            super().redraw()
+        with self._lock:
+            self.shown.content = self._draw(marks=False)
+            self._read()
 
     def picture(self) -> str:
-        with self._drain_lock:
-            low, high = self.window
-            return draw_timeline(self.tracks, low, high, self.chosen, self.width)
+        return self._draw(marks=True)
 
-    def zoom(self, factor: float = 1.0, by: float = 0.0) -> None:
-        """Scale the window by `factor` around its middle and move it by `by` windows."""
-        low, high = self.window
-        wide = min(max((high - low) * factor, 0.05), max(self.length, 0.05))
-        middle = (low + high) / 2 + by * (high - low)
-        low = min(max(0.0, middle - wide / 2), max(0.0, self.length - wide))
-        self.window = (low, low + wide)
+    def _draw(self, marks: bool) -> str:
+        with self._lock:
+            return draw_timeline(self.tracks, self._view(), self.chosen, self.width, marks)
+
+    def _times(self) -> tuple[float, float, float]:
+        tracks = self.tracks
+        return (tracks.begin, tracks.begin, tracks.end) if tracks.requests else (0.0, 0.0, 0.0)
+
+    def _step_begins(self) -> Sequence[float]:
+        return self.tracks.step_times
+
+    def _describe(self, time: float) -> str:
+        begins, steps = self._step_begins(), self._tracks.steps
+        words = [f"at {format_seconds(time - self._origin)}"]
+        if place := bisect_right(begins, time):
+            words.append(step_tip(TimelineBar(0.0, 0.0, steps[place - 1 : place])).replace("\n", "; "))
+        if self.selected:
+            begin, end = self.selected
+            words.append(f"{format_seconds(abs(end - begin))} are selected")
+        return ": ".join(words[:2]) + "".join(f"; {each}" for each in words[2:])
 
     def _source(self, source: Any) -> tuple[Tracks, Callable[[], Iterator[Event]]]:
         from workbench.engine.runner import Runner
@@ -131,45 +127,6 @@ class Timeline(PictureWidget):
         while self._pending_events:
             yield self._pending_events.popleft()
 
-    def _extend_window(self, whole: bool) -> None:
-        """Extend the window to the run's end where `follow` is on, and move the slider's handles."""
-        if not self.tracks.requests:
-            return
-        length, (low, high) = max(self.length, 0.05), self.window
-        self._reaching = get_ident()
-        try:
-            if whole or (self.follow and high - low >= self._known - 1e-9):
-                self.window = (0.0, length)
-            elif self.follow:
-                self.window = (max(0.0, length - (high - low)), length)
-            self._known = length
-            low, high = self.window
-            self._slider.value = (min(100.0, 100 * low / length), min(100.0, 100 * high / length))
-        finally:
-            self._reaching = 0
-
-    def _on_slider(self, change: dict[str, Any]) -> None:
-        if self._reaching != get_ident():
-            low, high = (share / 100 * self._known for share in change["new"])
-            self.window = (low, max(high, low + 0.05))
-
-    def _on_window(self, change: dict[str, Any]) -> None:
-        if self._reaching == get_ident():
-            return
-        if change["new"][1] < self._known * 0.999:
-            self.follow = False  # who looks back is not carried off
-        self.throttle.mark()
-
-    def _button(self, about: tuple[str, str]) -> ipywidgets.Button:
-        sign, what = about
-        button = ipywidgets.Button(description=sign, tooltip=what, layout=ipywidgets.Layout(width="3em", flex="none"))
-        act: dict[str, Callable[[], None]] = {
-            "◀": lambda: self.zoom(by=-0.5), "▶": lambda: self.zoom(by=0.5), "+": lambda: self.zoom(0.5),
-            "−": lambda: self.zoom(2.0), "all": lambda: self.set_trait("window", (0.0, max(self.length, 0.05))),
-        }  # fmt: skip
-        button.on_click(lambda _: act[sign]())
-        return button
-
     def _pick(self, key: str) -> None:
         if key.startswith("@"):
             number = int(key[1:])
@@ -177,7 +134,7 @@ class Timeline(PictureWidget):
 
 
 def _tracks_of_record(record: Record) -> Tracks:
-    """Return a run's tracks from its trace, or where a comparison of variants kept none from its tables."""
+    """Return a run's tracks from its trace, or from its tables if it has no trace (a comparison of variants)."""
     if (record.path / "trace.json").is_file():
         return read_trace(record.read_json("trace.json"))
     if not all((record.path / f"{name}.parquet").is_file() for name in RUN_TABLES):

@@ -1,1 +1,2 @@
-"""The path of a token: every stage of a prompt from its ids to the draw, with what each head and layer adds."""
+"""Show the path of a token through the model: every stage from its id to the draw of the next token, and the effect of
+heads and layers."""

@@ -1,4 +1,5 @@
-"""Draw the switches of layers and heads, and the text with and without what is off, its first difference marked."""
+"""Draw the switches of layers and heads, and the texts of the whole and of the ablated model with their first
+difference."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ LEFT, SIDE, GAP = 70, 26, 6
 
 @dataclass(frozen=True)
 class Continuations:
-    """The texts that follow the prompt, as pieces: of the engine, and of the model without what is off (None while
-    that is computed). `rounding` is where the plain pass with nothing off leaves the engine's text; None if it
-    does not."""
+    """The two texts that follow the prompt, as pieces: the engine's, and the ablated model's, which is None while it is
+    computed.
+
+    `rounding` is the index of the first token at which a plain pass without ablation differs from the engine, None if
+    it does not."""
 
     engine: tuple[str, ...]
     without: tuple[str, ...] | None
@@ -24,7 +27,7 @@ class Continuations:
 
     @property
     def first_difference(self) -> int | None:
-        """The number of the first token that differs; None where all are equal."""
+        """Return the index of the first token that differs between the texts; None if there is none."""
         pairs = enumerate(zip(self.engine, self.without or self.engine, strict=False))
         found = next((n for n, (one, other) in pairs if one != other), None)
         if found is None and self.without is not None and len(self.engine) != len(self.without):
@@ -35,7 +38,7 @@ class Continuations:
 def draw_switches(
     num_heads: Sequence[int], heads_off: frozenset[tuple[int, int]], layers_off: frozenset[int], width: float
 ) -> tuple[str, float]:
-    """Markup and height: a switch for each layer, and one for each of its heads."""
+    """Draw a switch for each layer and each of its heads; return markup and height."""
     first = LEFT + 74
     fits = max(1, int((width - first - 4) / (SIDE + GAP)))
     parts, y = [svg.text(LEFT, 12, "whole", font_size=11), svg.text(first, 12, "heads", font_size=11)], 20.0
@@ -66,7 +69,7 @@ def _switch(x: float, y: float, wide: float, label: str, off: bool, key: str, na
 
 
 def draw_texts(prompt: str, found: Continuations, any_off: bool) -> str:
-    """Draw both texts one under the other."""
+    """Draw both texts, one below the other, and their first difference."""
     at = found.first_difference
     parts = [_text("as it is", prompt, found.engine, None)]
     if found.error:
@@ -76,7 +79,7 @@ def draw_texts(prompt: str, found: Continuations, any_off: bool) -> str:
     elif found.without is None:
         parts.append('<p role="status">computing the text without it …</p>')
     else:
-        parts.append(_text("without what is off", prompt, found.without, at))
+        parts.append(_text("with these switched off", prompt, found.without, at))
         same = "The text is the same." if at is None else f"The first difference is token {at + 1} of the answer."
         if found.rounding is not None and at is not None and at >= found.rounding:
             same += f" Rounding alone changes token {found.rounding + 1}: the plain pass adds in another order."

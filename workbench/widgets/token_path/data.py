@@ -1,4 +1,4 @@
-"""The path of a token as steps: the stages of a recorded pass, then the filters and the draw."""
+"""Arrange the path of a token as steps: the stages of a recorded forward pass, then the filters, then the draw."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ RESIDUAL = ("embedding", "after_attention", "output")  # stages of the residual 
 
 
 class PathStep(NamedTuple):
-    """One step of the path: a stage of the pass, or a filter by its number, or the draw. `size` is the length of the
-    followed token's row; of weights the largest, of a filter the number of tokens left, of the draw the probability."""
+    """One step of the path: a stage of the forward pass, a filter, or the draw.
+
+    `size` is the norm of the followed token's row; for stages by head the largest value, for a filter the number of
+    tokens left, for the draw the probability."""
 
     name: str
     layer: int | None
@@ -30,7 +32,7 @@ class PathStep(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One token of the distribution: its share before a filter and after it."""
+    """One token of the distribution: its probability before a filter and after it."""
 
     token: int
     text: str
@@ -39,7 +41,7 @@ class Candidate(NamedTuple):
 
 
 class LensCell(NamedTuple):
-    """The most probable token after `layer` layers at a position of the text."""
+    """One cell of the logit lens: the most probable token after `layer` layers, at a position of the text."""
 
     layer: int
     position: int
@@ -48,7 +50,8 @@ class LensCell(NamedTuple):
 
 
 class DrawnToken(NamedTuple):
-    """The draw: segments (text, begin, end) of the likely tokens on the line from 0 to 1, and the number drawn."""
+    """The draw of the next token: segments (text, begin, end) of the likely tokens on the line from 0 to 1, and the
+    random `number` that picks one."""
 
     token: int
     text: str
@@ -59,7 +62,8 @@ class DrawnToken(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPathData:
-    """A recorded pass of `found`, followed at `position`; `spell` names a token by its id."""
+    """The data of a token's path: the recorded forward pass `found`, followed at `position`. `spell` returns the text
+    of a token id."""
 
     found: Any = field(repr=False)
     sampling: SamplingParameters
@@ -76,7 +80,7 @@ class TokenPathData:
 
     @cached_property
     def trace(self) -> Any:
-        """The filters over this position's logits."""
+        """Return the effect of each filter on this position's logits."""
         from workbench.sampling.filter_trace import trace_filters
         from workbench.sampling.filters import History
 
@@ -85,7 +89,7 @@ class TokenPathData:
 
     @cached_property
     def steps(self) -> tuple[PathStep, ...]:
-        """Every step, in the order of computation."""
+        """Return every step, in the order of computation."""
         made = [self._step_of(stage) for stage in self.found.stages]
         for number, each in enumerate(self.trace.steps, 1):
             title = f"filter {number}, {each.name}: {each.num_left:,} tokens left"
@@ -102,7 +106,7 @@ class TokenPathData:
 
     @cached_property
     def num_heads(self) -> tuple[int, ...]:
-        """The query heads of each layer."""
+        """Return the number of query heads of each layer."""
         return tuple(kind.attention.num_heads for kind in self.found.model.spec.layers)
 
     def is_by_head(self, step: PathStep) -> bool:
@@ -111,7 +115,7 @@ class TokenPathData:
         return step.name in BY_HEAD
 
     def matrix(self, step: PathStep, head: int) -> np.ndarray | None:
-        """Return a stage's numbers [token, column], float32; None of filters and the draw."""
+        """Return the values of a stage [token, column] in float32; None for filters and the draw."""
         stage = self.found.find(step.name, step.layer)
         if stage is None:
             return None
@@ -119,7 +123,7 @@ class TokenPathData:
         return values.float().cpu().numpy()
 
     def column_names(self, step: PathStep) -> tuple[str, ...]:
-        """Return names of a stage's columns where they are tokens: those of the text, or of the vocabulary."""
+        """Return the names of a stage's columns if they stand for tokens of the text or the vocabulary, else ()."""
         if step.name == "logits":
             return self._vocabulary
         return self.tokens if self.is_by_head(step) else ()
@@ -129,14 +133,14 @@ class TokenPathData:
         return tuple(map(self.spell, range(self.found.model.spec.vocab_size)))
 
     def derivation(self, step: PathStep, column: int, head: int) -> Any:
-        """Return how the number of the followed token in `column` comes about."""
+        """Return the `Derivation` of one value: the followed token's, in `column`."""
         from workbench.inspect.derive import derive
 
         return derive(self.found, self.found.find(step.name, step.layer), self.position, column, head)
 
     @cached_property
     def draw(self) -> DrawnToken:
-        """The draw of this position, by the number of the request's seed."""
+        """Return the draw at this position, with the uniform number that the request's seed gives."""
         from workbench.sampling.samplers import uniform
 
         number, after = uniform(self.sampling.seed, 0), self.trace.probabilities
@@ -147,7 +151,8 @@ class TokenPathData:
         return DrawnToken(token, self.spell(token), number, float(after[token]), tuple(segments))
 
     def candidates(self, filter_number: int, count: int = 12) -> tuple[Candidate, ...]:
-        """Return the likeliest tokens before a filter, the first of which is number 1."""
+        """Return the `count` most probable tokens before a filter, with their probability before and after it; filters
+        count from 1."""
         steps = self.trace.steps
         before = steps[filter_number - 2].probabilities if filter_number > 1 else self.trace.model.double().softmax(-1)
         after = steps[filter_number - 1].probabilities
@@ -163,12 +168,13 @@ class TokenPathData:
         return tuple(cells)
 
     def lens_top(self, layer: int, position: int) -> tuple[Candidate, ...]:
-        """Return the likeliest tokens after `layer` layers, with their share there and after the last."""
+        """Return the most probable tokens after `layer` layers, each with its probability there and after the last
+        layer."""
         (row,) = self.found.lens_rows([position])
         found = zip(*(values[layer].tolist() for values in row), strict=True)
         return tuple(Candidate(n, self.spell(n), here, at_end) for n, here, at_end in found)
 
     def weights(self, layer: int) -> np.ndarray | None:
-        """Return attention weights [head, token, context] of a layer; None where its module says none."""
+        """Return the attention weights [head, token, context] of a layer, or None if its module records none."""
         stage = self.found.find("weights", layer)
         return None if stage is None else stage.values.float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Draw how one number comes about: the terms that weigh most as bars around zero, and their sum."""
+"""Draw the derivation of one value: its largest terms as bars around zero, and their sum."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from workbench import svg
 from workbench.svg import truncate_to_width
-from workbench.widgets.token_path.tensor_picture import format_number
+from workbench.units import format_number
 
 ROW, LEFT, MAX_TERMS = 19, 120, 8
 
 
 def draw_derivation(found: Any, y: float, width: float) -> tuple[str, float]:
-    """Markup and height of a `Derivation`."""
+    """Draw the `Derivation` `found`; return markup and height."""
     parts = [svg.text(LEFT, y + 14, f"= {found.formula}", font_weight="bold")]
     top = y + 24
     if not found.terms:

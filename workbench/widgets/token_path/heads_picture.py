@@ -1,4 +1,4 @@
-"""Draw the attention of all layers and heads as small maps, and one of them large, with its tokens."""
+"""Draw the attention of all layers and heads as small maps, and one head as a large map with its tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from workbench import svg
 from workbench.pixels import colorize, data_uri, max_pool
 from workbench.svg import truncate_to_width
+from workbench.units import format_percent
 
 LEFT, GAP, MIN_SIDE, MAX_SIDE, LARGE, MAX_CELLS = 70, 6, 22.0, 84.0, 420.0, 40
 
@@ -16,7 +17,8 @@ LEFT, GAP, MIN_SIDE, MAX_SIDE, LARGE, MAX_CELLS = 70, 6, 22.0, 84.0, 420.0, 40
 def draw_head_grid(
     weights: Sequence[np.ndarray | None], chosen: tuple[int, int], off: frozenset[tuple[int, int]], width: float
 ) -> tuple[str, float]:
-    """Markup and height: a row for each layer, a map for each head. Those in `off` are crossed out."""
+    """Draw a row for each layer with a map [token, context] for each head; heads in `off` are crossed out. Return
+    markup and height."""
     across = max((len(each) for each in weights if each is not None), default=1)
     side = max(MIN_SIDE, min(MAX_SIDE, (width - LEFT - 4) / across - GAP))
     fits = max(1, int((width - LEFT - 4) / (side + GAP)))
@@ -44,13 +46,13 @@ def draw_head_grid(
 
 
 def grid_width(weights: Sequence[np.ndarray | None], width: float) -> float:
-    """Return the width that the small maps take."""
+    """Return the width of the small maps in pixels."""
     across = max((len(each) for each in weights if each is not None), default=1)
     return min(width, LEFT + across * (max(MIN_SIDE, min(MAX_SIDE, (width - LEFT - 4) / across - GAP)) + GAP))
 
 
 def draw_large_head(mass: np.ndarray, tokens: Sequence[str], name: str, y: float, width: float) -> tuple[str, float]:
-    """Markup and height: weights [token, context] of one head, a cell for each pair where there is room."""
+    """Draw the weights [token, context] of one head, as separate cells if they fit; return markup and height."""
     left, count = 120.0, len(tokens)
     parts = [svg.text(left, y + 14, name, font_weight="bold")]
     side = min(LARGE, width - left - 20)
@@ -92,6 +94,6 @@ def _summary(mass: np.ndarray) -> str:
     rows = np.arange(len(mass))
     own, before, first = mass[rows, rows].mean(), np.r_[0, mass[rows[1:], rows[:-1]]].mean(), mass[:, 0].mean()
     return (
-        f"on average {own:.0%} of the weight is on the token itself, {before:.0%} on the one before, "
-        f"{first:.0%} on the first"
+        f"on average {format_percent(own)} of the weight is on the token itself, {format_percent(before)} on the one "
+        f"before, {format_percent(first)} on the first"
     )

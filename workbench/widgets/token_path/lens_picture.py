@@ -1,20 +1,21 @@
-"""Draw the logit lens: what the head would say after each layer, at each position of the text."""
+"""Draw the logit lens: the head's likeliest token after each layer, at each position of the text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from workbench import svg
-from workbench.svg import format_percent, truncate_to_width
+from workbench.svg import truncate_to_width
+from workbench.units import format_percent
 from workbench.widgets.token_path.data import Candidate, LensCell
 
 ROW, LOW_ROW, LEFT, CELL = 36, 20, 96, 78
-MANY_LAYERS = 16  # from so many on each cell is one line
+MANY_LAYERS = 16  # from this number of layers on, a cell has one line of text
 LAST_COLUMN_MARGIN = 4
 
 
 def positions_shown(count: int, position: int, width: float) -> range:
-    """Return the positions around `position` for which there is room."""
+    """Return the positions around `position` that fit into the picture."""
     across = max(1, min(count, int((width - LEFT - LAST_COLUMN_MARGIN) / CELL)))
     begin = min(max(0, position - across + 2), count - across)
     return range(begin, begin + across)
@@ -23,7 +24,8 @@ def positions_shown(count: int, position: int, width: float) -> range:
 def draw_lens(
     cells: Sequence[LensCell], tokens: Sequence[str], chosen: tuple[int, int], num_layers: int, width: float
 ) -> tuple[str, float]:
-    """Markup and height. Layers go upwards, positions to the right; `chosen` is (layer, position)."""
+    """Draw cells with layers upwards and positions to the right; `chosen` is (layer, position). Return markup and
+    height."""
     positions = list(dict.fromkeys(cell.position for cell in cells))
     wide = min(130.0, (width - LEFT - LAST_COLUMN_MARGIN) / len(positions))
     low = num_layers >= MANY_LAYERS
@@ -62,7 +64,7 @@ def draw_lens(
 
 
 def draw_lens_top(top: Sequence[Candidate], chosen: tuple[int, int], y: float, width: float) -> tuple[str, float]:
-    """Markup and height: the five likeliest tokens of the chosen cell."""
+    """Draw the five likeliest tokens of the chosen cell; return markup and height."""
     layer, position = chosen
     name = f"after layer {layer - 1}" if layer else "of the embedding alone"
     parts = [svg.text(LEFT, y + 14, f"The five likeliest {name}, position {position}", font_weight="bold")]

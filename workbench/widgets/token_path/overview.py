@@ -1,12 +1,14 @@
-"""Draw the whole path as a strip: a column for each layer, a row for each stage, and norms of the token's rows."""
+"""Draw the whole path as a strip with a column for each layer and a row for each stage, showing the norm of the token's
+row in each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from workbench import svg
+from workbench.units import format_number
 from workbench.widgets.token_path.data import RESIDUAL, PathStep
-from workbench.widgets.token_path.tensor_picture import fit_letters, format_number
+from workbench.widgets.token_path.tensor_picture import fit_letters
 
 ROW, LEFT, HEAD = 17, 120, 18
 SHORT = {
@@ -20,7 +22,7 @@ SHORT = {
 
 
 def draw_overview(steps: Sequence[PathStep], current: int, num_layers: int, width: float) -> tuple[str, float]:
-    """Markup and height. A cell is a step; those before `current` are done, and bars are the residual stream."""
+    """Draw each step as a cell with a bar of its size; steps before `current` are darker. Return markup and height."""
     names = list(dict.fromkeys(step.name for step in steps if step.layer is not None))
     ends = [step for step in steps if step.layer is None]
     before, after = ends[:1], ends[1:]
@@ -30,7 +32,7 @@ def draw_overview(steps: Sequence[PathStep], current: int, num_layers: int, widt
     places = {id(step): number for number, step in enumerate(steps)}
     parts = [svg.text(LEFT - 8, HEAD + ROW * n + 12, SHORT.get(name, name), text_anchor="end", font_size=11,
                       font_weight="bold" if name in RESIDUAL else None) for n, name in enumerate(names)]  # fmt: skip
-    every = -(-28 // max(1, int(wide)))  # layers to a number
+    every = -(-28 // max(1, int(wide)))  # layers per label
     for layer in range(0, num_layers, every):
         x = LEFT + outer + 6 + wide * layer
         label = f"layer {layer}" if fit_letters(f"layer {layer}", wide) else str(layer)
@@ -61,9 +63,9 @@ def _cell(step: PathStep, place: int, current: int, x: float, y: float, wide: fl
     colour = "c1" if step.name in RESIDUAL else "c0"
     wide, high = max(wide - 2, 1.0), ROW - 2
     inner = [
-        svg.rect(x, y, wide, high, class_=colour, fill_opacity=0.16 if done or here else 0.07),
+        svg.rect(x, y, wide, high, fill="currentColor", fill_opacity=0.12 if done or here else 0.06),
         svg.rect(x, y, wide * max(0.0, min(1.0, share)), high, class_=colour,
-                 fill_opacity=0.55 if done or here else 0.22),
+                 fill_opacity=0.6 if done or here else 0.35),
     ]  # fmt: skip
     if fit_letters(label, wide):
         inner.append(svg.text(x + wide / 2, y + 11.5, label, text_anchor="middle", font_size=11))

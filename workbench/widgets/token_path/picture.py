@@ -1,4 +1,4 @@
-"""Put the pictures of a token's path together: the text, the strip of steps, the chosen step, the chosen number."""
+"""Compose the picture of a token's path: the text, the strip of steps, the chosen step, the chosen value."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STYLE = (
 
 
 def draw_page(*parts: str) -> str:
-    """Return a whole picture, its style confined to this widget."""
+    """Return a whole picture from its parts, with a style sheet that affects only this widget."""
     return svg.html(svg.tag("style", STYLE), f'<div class="wb-path">{"".join(parts)}</div>')
 
 
 def draw_tokens(tokens: Sequence[str], position: int) -> str:
-    """Draw the text as its tokens; the followed one is marked, and each can be picked."""
+    """Draw the text token by token; the followed token is marked, and each can be picked."""
     marks = (
         svg.tag("b", escape(token), class_="here" if n == position else None, data_key=f"t{n}", role="button",
                 tabindex=0 if n == position else -1, data_tip=f"token {n}: follow it", aria_label=f"token {n}: {token}",
@@ -46,7 +46,8 @@ def draw_tokens(tokens: Sequence[str], position: int) -> str:
 
 
 def draw_path(data: TokenPathData, at: int, column: int, head: int, width: float) -> str:
-    """Draw the strip, the chosen step and the chosen number; `column` -1 is the number of largest magnitude."""
+    """Draw the strip of steps, step number `at`, and the chosen value; `column` -1 chooses the value of largest
+    magnitude."""
     step = data.steps[at]
     strip, height = draw_overview(data.steps, at, data.num_layers, width)
     where = "" if step.layer is None else f"Layer {step.layer}, "
@@ -59,7 +60,7 @@ def draw_path(data: TokenPathData, at: int, column: int, head: int, width: float
 
 
 def draw_step(data: TokenPathData, step: PathStep, column: int, head: int, width: float) -> tuple[str, float]:
-    """Markup and height of what one step does."""
+    """Draw one step; return markup and height."""
     if step.filter_number:
         return draw_filter(data.candidates(step.filter_number), width)
     if step.name == "draw":
@@ -69,7 +70,7 @@ def draw_step(data: TokenPathData, step: PathStep, column: int, head: int, width
 
 def _draw_tensor(data: TokenPathData, step: PathStep, column: int, head: int, width: float) -> tuple[str, float]:
     values = data.matrix(step, head)
-    assert values is not None  # filters and the draw have none, and are drawn otherwise
+    assert values is not None  # filters and the draw have no matrix, and are drawn by other functions
     column = chosen_column(data, step, column, head)
     names = data.column_names(step)
     parts, top = [], 0.0
@@ -87,7 +88,8 @@ def _draw_tensor(data: TokenPathData, step: PathStep, column: int, head: int, wi
 
 
 def chosen_column(data: TokenPathData, step: PathStep, column: int, head: int) -> int:
-    """Return the column of the chosen number: that of largest magnitude, or the likeliest token, unless given."""
+    """Return `column` if the step has it, else the column of the value of largest magnitude (for logits: of the
+    likeliest token)."""
     values = data.matrix(step, head)
     if values is None:
         return 0

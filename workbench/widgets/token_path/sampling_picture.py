@@ -1,18 +1,20 @@
-"""Draw the end of the path: what one filter leaves of the likely tokens, and the draw on a line from 0 to 1."""
+"""Draw the end of the path: the likely tokens before and after a filter, and the draw on a line from 0 to 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from workbench import svg
-from workbench.svg import format_percent, truncate_to_width
+from workbench.svg import truncate_to_width
+from workbench.units import format_percent
 from workbench.widgets.token_path.data import Candidate, DrawnToken
 
 ROW, LEFT = 19, 120
 
 
 def draw_filter(candidates: Sequence[Candidate], width: float) -> tuple[str, float]:
-    """Markup and height: each likely token's share before the filter (outline) and after it (filled)."""
+    """Draw each likely token's probability before the filter (outline) and after it (filled); return markup and
+    height."""
     bars = min(420.0, width - LEFT - 190)
     most = max([1e-12, *(max(each.before, each.after) for each in candidates)])
     parts = []
@@ -33,7 +35,8 @@ def draw_filter(candidates: Sequence[Candidate], width: float) -> tuple[str, flo
 
 
 def draw_draw(found: DrawnToken, width: float) -> tuple[str, float]:
-    """Markup and height: the tokens side by side on a line from 0 to 1, by id, and the number that picks one."""
+    """Draw the tokens by id as segments on a line from 0 to 1, and the random number that picks one; return markup and
+    height."""
     long = width - LEFT - 20
     parts = [svg.rect(LEFT, 30, long, 34, fill="none", stroke="currentColor", stroke_opacity=0.4)]
     for number, (name, begin, end) in enumerate(found.segments):

@@ -1,4 +1,5 @@
-"""Draw a matrix [token, column] as a strip of signed shades, binned where it is wide, and the numbers of one bin."""
+"""Draw a matrix [token, column] as a strip of signed shades, with columns combined in bins if it is wide, and the
+values of one bin."""
 
 from __future__ import annotations
 
@@ -11,22 +12,14 @@ import numpy as np
 
 from workbench import svg
 from workbench.svg import CHARACTER_WIDTH, truncate_to_width
+from workbench.units import format_number
 
 ROW, LEFT = 20, 120
 MAX_ROWS, MAX_BINS, MIN_BIN_WIDTH, NUMBER_WIDTH = 14, 64, 9, 78
 
 
-def format_number(value: float) -> str:
-    """Format with three digits: `0.123`, `−4.56`, `1.2e-05`; – for what there is not."""
-    if math.isnan(value):
-        return "–"
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.1e}".replace("-", "−", 1) if value < 0 else f"{value:.1e}"
-    return f"{value:.3g}".replace("-", "−")
-
-
 def shade(value: float, largest: float) -> dict[str, object]:
-    """Return the fill of a signed number: orange above zero, blue below, the fainter the smaller."""
+    """Return the fill colour of a signed value: orange above zero, blue below, fainter for smaller magnitudes."""
     if math.isnan(value):
         return {"fill": "currentColor", "fill_opacity": 0.06}
     return {
@@ -37,7 +30,7 @@ def shade(value: float, largest: float) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class TensorStrip:
-    """`values` [token, column] with the tokens' names; the number in `position` and `column` is the chosen one."""
+    """A strip that shows `values` [token, column]; the value at `position` and `column` is the chosen one."""
 
     values: np.ndarray
     tokens: Sequence[str]
@@ -45,7 +38,7 @@ class TensorStrip:
     column: int
     width: float
     column_names: Sequence[str] = ()
-    signed: bool = False  # a cell shows its largest number, not that of largest magnitude
+    signed: bool = False  # whether a cell shows its largest number instead of that of largest magnitude
 
     @cached_property
     def columns_per_bin(self) -> int:
@@ -54,18 +47,19 @@ class TensorStrip:
 
     @property
     def rows(self) -> range:
-        """The rows around the chosen one that are shown."""
+        """Return the range of visible rows, around the chosen row."""
         end = min(len(self.tokens), max(self.position + 4, MAX_ROWS))
         return range(max(0, end - MAX_ROWS), end)
 
     @property
     def bin(self) -> range:
-        """The columns of the chosen number's bin."""
+        """Return the range of columns in the chosen value's bin."""
         begin = self.column // self.columns_per_bin * self.columns_per_bin
         return range(begin, min(begin + self.columns_per_bin, self.values.shape[1]))
 
     def draw(self) -> tuple[str, float]:
-        """Markup and height: a cell for each token and bin, which shows its number of largest magnitude."""
+        """Draw a cell for each token and bin, shaded by the bin's value of largest magnitude; return markup and
+        height."""
         columns = self.values.shape[1]
         starts = range(0, columns, self.columns_per_bin)
         wide = min(28.0, (self.width - LEFT - 4) / len(starts))
@@ -99,7 +93,7 @@ class TensorStrip:
         return "".join(parts), height + 24
 
     def draw_numbers(self, y: float) -> tuple[str, float]:
-        """Markup and height: the numbers of the chosen bin, each of which can be picked."""
+        """Draw the values of the chosen bin at `y`, each of which can be picked; return markup and height."""
         across = max(1, int((self.width - LEFT) / NUMBER_WIDTH))
         name = f"columns {self.bin.start}–{self.bin.stop - 1}" if len(self.bin) > 1 else f"column {self.column}"
         parts = [svg.text(LEFT - 8, y + 26, name, text_anchor="end", font_size=11)]
@@ -134,10 +128,10 @@ MARK = {"fill": "none", "stroke": "currentColor", "stroke_width": 1, "pointer_ev
 
 
 def largest_place(row: np.ndarray, signed: bool) -> int:
-    """Return the place of the largest number, or of that of largest magnitude; what there is not is skipped."""
+    """Return the index of the largest value in `row` if `signed`, else of the largest magnitude; NaN is skipped."""
     return int(np.argmax(np.nan_to_num(row if signed else np.abs(row), nan=-np.inf)))
 
 
 def fit_letters(text: str, width: float, size: float = 11) -> bool:
-    """Return whether a text of this font size fits into so many pixels."""
+    """Return whether a text of font size `size` fits into `width` pixels."""
     return len(text) * CHARACTER_WIDTH * size / 11 <= width

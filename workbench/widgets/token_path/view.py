@@ -1,4 +1,4 @@
-"""Follow a prompt through a running model, stage by stage, down to one number; switch heads and layers off."""
+"""Follow a prompt through a running model stage by stage, down to one number; switch heads and layers off."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import traitlets
 
 from workbench import svg
 from workbench.errors import WorkbenchError
-from workbench.request import Request
+from workbench.widgets.recorded import Recorded
+from workbench.widgets.single_request import single_request
 from workbench.widgets.token_path.ablation_picture import draw_switches, draw_texts
 from workbench.widgets.token_path.data import TokenPathData
 from workbench.widgets.token_path.heads_picture import draw_head_grid, draw_large_head, grid_width
 from workbench.widgets.token_path.lens_picture import draw_lens, draw_lens_top, positions_shown
 from workbench.widgets.token_path.picture import draw_page, draw_path, draw_tokens
-from workbench.widgets.token_path.step_control import StepControl
 from workbench.widgets.tokens.text import speller
 from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
     from workbench.inspect.forward_pass import ForwardPass
+    from workbench.request import Request
 
-MIN_LARGE_WIDTH = 360  # pixels beside the small maps in which a large one is drawn
+MIN_LARGE_WIDTH = 360  # pixels needed right of the small maps for the large one
 SECTIONS = (("path", "path"), ("logit lens", "lens"), ("heads", "heads"), ("switch off", "ablation"))
 HINTS = {
     "path": "Pick a token, a cell of the strip, or a cell of the matrix; the number below it is derived.",
@@ -35,12 +36,13 @@ HINTS = {
 
 
 class TokenPath(PictureWidget):
-    """`TokenPath(runner, "def add(a, b):")` follows the prompt through the model of `runner`: every stage of every
-    layer, then the filters and the draw of `sampling` (temperature 0.7 and top k 40 unless given).
+    """A view of a token's path: `TokenPath(runner, "def add(a, b):")` follows the prompt through the model of `runner`:
+    every stage of every layer, then the filters and the draw of `sampling` (default: temperature 0.7, top k 40), or of
+    a given Request.
 
-    `section` is what is seen: the path, the logit lens, all heads, or the text with heads and layers switched off
-    (`heads_off` as (layer, head), `layers_off`; `max_tokens` tokens are continued). The blocks are those of the running
-    model, called one by one beside it, compiled or not; keys and values are in full precision.
+    `section` selects the path, the logit lens, all heads, or the text with heads and layers switched off (`heads_off`
+    as (layer, head), `layers_off`), continued by `max_tokens` tokens. The blocks of the running model are called one by
+    one, outside the engine's steps; keys and values are in full precision.
     """
 
     engine_fields = ("_found", "_tokenizer")
@@ -53,11 +55,11 @@ class TokenPath(PictureWidget):
     lens_layer = traitlets.Int(0)
     heads_off = traitlets.Tuple()
     layers_off = traitlets.Tuple()
-    _found: ForwardPass | None = None  # before it is made, and after it is closed
+    _found: ForwardPass | None = None  # None before `__init__` sets it, and after `close`
 
     def __init__(
-        self, runner: Runner, prompt: str | Sequence[int] = "", *, section: str = "path", max_tokens: int = 24,
-        **sampling: Any,
+        self, runner: Runner, prompt: str | Sequence[int] | Request = "", *, section: str = "path",
+        max_tokens: int = 24, **sampling: Any,
     ):  # fmt: skip
         from workbench.engine.runner_thread import RunnerThread
         from workbench.inspect.ablation import refuse_parameters
@@ -67,19 +69,16 @@ class TokenPath(PictureWidget):
         super().__init__(section=section)
         self._of_position: dict[int, TokenPathData] = {}
         live = RunnerThread.attach(runner)
-        self._request = _request(
-            runner, live, prompt, {"max_tokens": max_tokens, "temperature": 0.7, "top_k": 40} | sampling
-        )
+        defaults = {"max_tokens": max_tokens, "temperature": 0.7, "top_k": 40}
+        self._request = single_request("TokenPath", runner, prompt, sampling, defaults)
         refuse_parameters(self._request.sampling)
         self._found = live.call(lambda runner: record_forward_pass(runner.model, self._request.prompt_ids))
         self._tokenizer, self._spell = runner.tokenizer, speller(runner.tokenizer)
         self.position = len(self._request.prompt_ids) - 1
         self.lens_layer = self.layer = len(runner.model.blocks) - 1
         self._texts = AblatedTexts(live, self._request, self._pieces)
-        self.steps = StepControl(last=len(self.data.steps) - 1)
-        traitlets.link((self, "step"), (self.steps, "step"))
-        self._choice = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
-        traitlets.link((self, "section"), (self._choice, "value"))
+        self.steps = Recorded(self, last=len(self.data.steps) - 1, interval=900)
+        sections = ipywidgets.ToggleButtons(options=SECTIONS, value=section, style={"button_width": "auto"})
         self._hint = ipywidgets.HTML()
         self.watch("step", "section", "position", "column", "layer", "head", "lens_layer")
         self.watch("heads_off", "layers_off")
@@ -87,11 +86,11 @@ class TokenPath(PictureWidget):
         self.observe(lambda _: self._ask(), ["heads_off", "layers_off", "section"])
         self.shown.on_pick(self._picked)
         self._ask()
-        self.show(self._choice, self.steps, self._hint)
+        self.show(self.linked("section", sections), self.steps, self._hint)
 
     @property
     def data(self) -> TokenPathData:
-        """The path as it is followed at the present position."""
+        """Return the path at the present position."""
         if self.position not in self._of_position:
             made = TokenPathData(self.forward_pass, self._request.sampling, self._spell, self.position)
             self._of_position[self.position] = made
@@ -99,25 +98,25 @@ class TokenPath(PictureWidget):
 
     @property
     def forward_pass(self) -> ForwardPass:
-        """The recorded pass: its tensors by stage. Raises WorkbenchError once the widget is closed."""
+        """Return the recorded pass with its tensors by stage. Raises WorkbenchError once the widget is closed."""
         if self._found is None:
-            raise WorkbenchError("TokenPath: it was closed and has let go of its model; make a new one")
+            raise WorkbenchError("TokenPath: it was closed; make a new one")
         return self._found
 
     def continuations(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Return the token ids of the engine's text, and of the text without what is off (None while computed)."""
+        """Return the token ids of the engine's text, and of the ablated model's text (None while it is computed)."""
         return self._texts.token_ids()
 
     def wait(self, seconds: float | None = None) -> TokenPath:
-        """Wait until the texts are computed, or so many seconds; what is saved is then the whole picture."""
+        """Wait until the texts are computed, at most `seconds`, and save the picture; return the view."""
         self._texts.wait(seconds)
         self.throttle.flush()
         self.keep()
         return self
 
     def close(self) -> None:
-        """Close the widget, end what it computes, and let go of its model and tensors."""
-        if hasattr(self, "_texts"):  # one that was refused has none
+        """Close the widget, end its computation, and drop its references to model and tensors."""
+        if hasattr(self, "_texts"):  # absent where `__init__` raised early
             self._texts.close()
         super().close()
         self._of_position.clear()
@@ -126,12 +125,12 @@ class TokenPath(PictureWidget):
         self.steps.layout.display = None if self.section == "path" else "none"
         self._hint.value = f'<span style="font-size:12px">{HINTS[self.section]}</span>'
         step = self.data.steps[self.step]
-        self.steps.title = step.title if step.layer is None else f"layer {step.layer}, {step.title}"
+        where = step.title if step.layer is None else f"layer {step.layer}, {step.title}"
+        self.steps.title = f"{self.step + 1} of {len(self.data.steps)}: {where}"
         super().redraw()
-        self.steps.drawn = self.step
 
     def picture(self) -> str:
-        """The chosen section."""
+        """Draw the chosen section."""
         draw = {"path": self._path, "lens": self._lens, "heads": self._heads, "ablation": self._ablation}[self.section]
         return draw(float(self.width))
 
@@ -194,7 +193,7 @@ class TokenPath(PictureWidget):
                 self._pick(key[0], numbers[0], numbers[-1])
 
     def _pick(self, kind: str, first: int, second: int) -> None:
-        """Change what a mark of the picture stands for: its kind, and one number or two."""
+        """Set the traits that belong to a picked mark, given by its kind and one or two numbers."""
         if kind == "t":
             self.position, self.column = first, -1
         elif kind == "b":
@@ -233,12 +232,3 @@ class TokenPath(PictureWidget):
         if self._found is not None:
             Ablation(**{name.removesuffix("_off"): frozenset(value)}).check(self._found.model)
         return value
-
-
-def _request(runner: Runner, live: Any, prompt: str | Sequence[int], sampling: dict[str, Any]) -> Request:
-    """Make the request whose prompt is followed."""
-    (made,) = runner.make_requests([prompt if isinstance(prompt, str) else ""], sampling)
-    ids, problem = (made.prompt_ids, made.invalid_reason) if isinstance(prompt, str) else (tuple(map(int, prompt)), "")
-    if problem or not ids:
-        raise WorkbenchError(f"TokenPath: {problem or 'the prompt is empty: give text or ids'}")
-    return Request(live.new_request_id("token-path"), ids, made.sampling)

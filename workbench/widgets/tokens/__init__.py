@@ -1,1 +1,1 @@
-"""Texts as tokens."""
+"""Show texts as tokens."""

@@ -1,4 +1,4 @@
-"""Draw a text as its tokens: ids, text, and bytes where they are no whole characters."""
+"""Draw a text as tokens: ids and texts, or bytes for tokens that are not whole characters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from html import escape
 from typing import NamedTuple
 
 from workbench import svg
+from workbench.units import UNKNOWN
+from workbench.widgets.table import draw_table
 
-MAX_TOKENS = 2000  # pieces that are drawn
+MAX_TOKENS = 2000  # most tokens that are drawn
 STYLE = (
-    ".wb-pic table.wb-cut{border-collapse:collapse;margin:4px 0;border:0}"
-    ".wb-pic .wb-cut :is(th,td){border:0;text-align:right;padding:1px 18px 1px 0;background:none;font-weight:400}"
-    ".wb-pic .wb-cut :is(th,td):first-child{text-align:left}.wb-cut thead th{font-size:11px;opacity:.75}"
     ".wb-sides{display:flex;flex-wrap:wrap;gap:4px 20px}.wb-sides>div{flex:1 1 22em;min-width:0}"
     ".wb-pic pre.wb-side{max-height:24em;overflow:auto;font:13px var(--jp-code-font-family,ui-monospace,monospace);"
     "white-space:normal;word-break:normal;word-spacing:-.4em;margin:0;padding:0;border:0;background:none;color:inherit}"
@@ -32,7 +31,7 @@ STYLE = (
 
 
 class TokenizedPiece(NamedTuple):
-    """One token: its number, its bytes, how the vocabulary writes it, and whether it is a control token."""
+    """One token: its id, its bytes, its spelling in the vocabulary, and whether it is a control token."""
 
     id: int
     bytes: bytes
@@ -41,7 +40,7 @@ class TokenizedPiece(NamedTuple):
 
     @property
     def text(self) -> str | None:
-        """Return the token's own text, or None where its bytes are no whole characters."""
+        """Return the token's text, or None if its bytes are not whole characters."""
         try:
             return self.bytes.decode()
         except UnicodeDecodeError:
@@ -50,7 +49,7 @@ class TokenizedPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokenization:
-    """A tokenization of a text of `characters` characters, or the error in its place."""
+    """The tokens of a text with `characters` characters, or an error."""
 
     name: str
     vocab_size: int
@@ -77,18 +76,14 @@ def draw_tokenizations(sides: Sequence[Tokenization]) -> str:
 def _figures(sides: Sequence[Tokenization]) -> str:
     heads = ("tokenizer", "tokens", "characters", "characters a token", "bytes a token", "vocabulary")
     rows = [
-        (side.name, len(side.tokens), side.characters, side.characters_per_token, side.bytes_per_token, side.vocab_size)
-        for side in sides
-    ]
-    head = svg.tag("thead", svg.tag("tr", *(svg.tag("th", each, scope="col") for each in heads)))
-    body = (svg.tag("tr", *(svg.tag("td", escape(_format_cell(each))) for each in row)) for row in rows)
-    return svg.tag("table", head, svg.tag("tbody", *body), class_="wb-cut")
+        (e.name, f"{len(e.tokens):,}", f"{e.characters:,}", _ratio(e.characters_per_token), _ratio(e.bytes_per_token),
+         f"{e.vocab_size:,}") for e in sides
+    ]  # fmt: skip
+    return draw_table(heads, rows)
 
 
-def _format_cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
 
 
 def _pieces(side: Tokenization, place: int) -> str:
@@ -96,16 +91,16 @@ def _pieces(side: Tokenization, place: int) -> str:
         return svg.tag("div", escape(side.error), role="alert")
     marks = [draw_piece(cut, place, index) for index, cut in enumerate(side.tokens[:MAX_TOKENS])]
     more = f" and {len(side.tokens) - MAX_TOKENS:,} more" if len(side.tokens) > MAX_TOKENS else ""
-    # Spaces, and ids as subscripts, tell tokens apart where a notebook that is not trusted has no styles.
+    # Spaces, and ids as subscripts, separate the tokens in an untrusted notebook, which has no styles.
     return svg.tag(
         "pre", " ".join(marks), more, class_="wb-side", data_scroll=""
-    )  # elsewhere exports make one space of several
+    )  # a `pre`, because exports merge spaces in other elements
 
 
 def draw_piece(cut: TokenizedPiece, place: int, index: int) -> str:
-    """Draw a box with the piece and its number below; a line ends where the text's does.
+    """Draw a box with a token's text above its id, and a line break after a token that ends a line.
 
-    A piece that is no text by itself is its bytes, underlined.
+    A token that is not text by itself is shown as its bytes, underlined.
     """
     if cut.control:
         shown = svg.tag("u", escape(cut.spelling))

@@ -1,6 +1,6 @@
-"""Draw generated text as its tokens, underlined and tinted by probability, with their alternatives.
+"""Draw generated text token by token, underlined and tinted by probability, with alternatives.
 
-A token is spelled so that it can be read alone: signs for whitespace, escapes for bytes that are no character.
+A single token is spelled with signs for white space, and escapes for bytes that are not characters.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple, Protocol
 
 from workbench import svg
 from workbench.display import truncate_text
-from workbench.svg import format_percent
+from workbench.units import format_percent
 
 NUM_PROBABILITY_CLASSES = 10
 UNDERLINE_PIXELS = [
     (NUM_PROBABILITY_CLASSES - 1 - n) * 4 // NUM_PROBABILITY_CLASSES for n in range(NUM_PROBABILITY_CLASSES)
-]  # pixels under a token: the less probable, the more
-MAX_TINT = 0.16  # opacity behind the least probable tokens: text of either theme is as easy to read on it
+]  # thickness of the underline by class: thicker for less probable tokens
+MAX_TINT = 0.16  # opacity behind the least probable tokens: faint enough for the text colours of both themes
 GENERATED_STYLE = (
     ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
     "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:1.8;padding:4px;margin:0;border:0;"
@@ -38,12 +38,12 @@ GENERATED_STYLE = (
     )
 )
 WHITESPACE_SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
-MAX_LETTERS = 24  # letters
+MAX_LETTERS = 24  # of a spelled token
 
 
 class GeneratedToken(NamedTuple):
-    """One token: its number, what it added to the text (it may lag behind), what the vocabulary has for it, how
-    probable it was (None where that was not asked for), and what else was, the most probable first."""
+    """One generated token: its id, the text that it added (empty while a character is incomplete), its spelling, its
+    probability (None if not requested), and the most probable tokens at its place, the likeliest first."""
 
     id: int
     text: str
@@ -53,9 +53,10 @@ class GeneratedToken(NamedTuple):
 
 
 def draw_token(sample: int, index: int, piece: GeneratedToken, mark: str = "") -> str:
-    """One element. Its text is what the token added, no more and no less; signs for what cannot be seen are style.
+    """Draw one token as an element that contains exactly the token's text; signs for invisible characters are added by
+    CSS.
 
-    With a `mark` it is outlined, and its tip begins with it."""
+    With a `mark` the token is outlined, and its tooltip begins with the mark."""
     names = (
         []
         if piece.probability is None
@@ -88,8 +89,9 @@ def draw_generated_text(
     finish_reasons: Mapping[int, str],
     marks: Mapping[tuple[int, int], str] | None = None,
 ) -> str:
-    """The prompt and what was generated from it, each sample by itself, with what was added and how it ended. In a
-    `pre`: elsewhere exports make one space of tokens that are several. `marks` are texts by (sample, index)."""
+    """Draw the prompt and each generated sample, with its trailing text and finish reason.
+
+    `marks` are texts by (sample, index). The element is a `pre`, because exports merge spaces in other elements."""
     marked = marks or {}
     parts = [svg.tag("span", escape(prompt, quote=False), class_="prompt")]
     for sample, pieces in sorted(samples.items()):
@@ -105,7 +107,7 @@ def draw_generated_text(
 
 def draw_probability_legend() -> str:
     marks = "".join(svg.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
-    words = "probability of each token, from so many percent (the heavier its underline, the less probable):"
+    words = "probability of each token in percent, at least (a heavier underline means less probable):"
     return svg.tag("div", f"{words} ", svg.tag("span", marks, class_="wb-shades"), class_="wb-legend")
 
 
@@ -116,7 +118,7 @@ class TokenVocabulary(Protocol):
 
 
 def spell_bytes(raw: bytes) -> str:
-    """`␣def`, `⏎`, `\\xe2`; long ones are cut."""
+    """Return bytes as visible text, such as `␣def`, `⏎`, `\\xe2`, cut at `MAX_LETTERS`."""
     text = raw.decode("utf-8", "backslashreplace")
     text = "".join(
         WHITESPACE_SIGNS.get(letter) or (letter if letter.isprintable() else repr(letter)[1:-1]) for letter in text
@@ -125,7 +127,7 @@ def spell_bytes(raw: bytes) -> str:
 
 
 def speller(tokenizer: TokenVocabulary | None = None, texts: Sequence[str] | None = None) -> Callable[[int], str]:
-    """Return a function from token id to text: from `texts`, else `tokenizer`, else `#id`."""
+    """Return a function from a token id to visible text: from `texts` if given, else from `tokenizer`, else `#id`."""
 
     def tell(token: int) -> str:
         if texts is not None:

@@ -1,4 +1,4 @@
-"""Show a text as one or two tokenizers cut it."""
+"""Show the tokens of a text by one or two tokenizers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from workbench.widgets.tokens.picture import Tokenization, TokenizedPiece, draw_
 from workbench.widgets.view import PictureWidget
 
 EXAMPLE_TEXT = 'def greet(name):\n    return f"Grüße, {name}! 你好 👋"\n'
-BYTE_TOKENIZER = "bytes"  # the tokenizer that ships and knows single bytes only
+BYTE_TOKENIZER = "bytes"  # the bundled tokenizer with one token for each byte
 
 
 class TokenView(PictureWidget):
-    """`text` as its tokens, with their numbers and bytes; it can be typed on.
+    """A view of the tokens of an editable `text`, with ids and bytes.
 
-    `tokenizer`, and `beside` it another: a Tokenizer, a runner, a model's name or folder, or `bytes`. `sides` are the
-    pieces that each makes. WorkbenchError for what has no tokenizer.
+    `tokenizer`, and `beside` for a second one, are a Tokenizer, a runner, a model's name or folder, or `bytes`. `sides`
+    are the tokenizations. Raises WorkbenchError for a source without a tokenizer.
     """
 
     text = traitlets.Unicode()
@@ -29,9 +29,8 @@ class TokenView(PictureWidget):
         self._tokenizers = [resolve_tokenizer(each) for each in (tokenizer, beside) if each is not None]
         super().__init__(text=text)
         box = ipywidgets.Textarea(description="text", rows=4, layout={"width": "auto"})
-        traitlets.link((self, "text"), (box, "value"))
         self.watch("text")
-        self.show(box)
+        self.show(self.linked("text", box))
 
     @property
     def sides(self) -> tuple[Tokenization, ...]:
@@ -42,7 +41,7 @@ class TokenView(PictureWidget):
 
 
 def tokenize(text: str, name: str, tokenizer: Any) -> Tokenization:
-    """Tokenize `text`; control tokens written in it are plain characters."""
+    """Tokenize `text`; names of control tokens in it are plain characters."""
     try:
         ids = tokenizer.encode(text)
     except WorkbenchError as error:
@@ -52,7 +51,11 @@ def tokenize(text: str, name: str, tokenizer: Any) -> Tokenization:
 
 
 def resolve_tokenizer(given: Any) -> tuple[str, Any]:
-    """Return the name and tokenizer of `given`."""
+    """Return (name, tokenizer) of a Tokenizer, a runner, or a model's name or folder.
+
+    Raises:
+        WorkbenchError: `given` has no tokenizer.
+    """
     from workbench.engine.loaded_model import DEMO_FOLDER, model_folder
     from workbench.model.formats.texts import open_tokenizer
     from workbench.prompt.tokenization.tokenizer import Tokenizer

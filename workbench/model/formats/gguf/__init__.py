@@ -1,1 +1,1 @@
-"""GGUF files: values, blocks of codes, families, reading and writing."""
+"""Read and write GGUF files: metadata, tensors in blocks of codes, and model families."""

@@ -1,7 +1,6 @@
-"""Blocks of GGUF tensors: each type's size, their words and scales (see compiled_kernels/linear/planes.py), and their
-numbers.
+"""Convert the blocks of GGUF tensors to words and scales (see compiled_kernels/linear/planes.py), and to numbers.
 
-Layouts: ggml-common.h of llama.cpp. The numbers equal `gguf.dequantize` bit for bit; a NaN stays one.
+Layouts: ggml-common.h of llama.cpp. The numbers equal those of `gguf.dequantize` bit for bit; NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from compiled_kernels.threads import in_threads
 from workbench.model.formats.mapped import release
 
 Array = np.ndarray[Any, Any]
-CHUNK_VALUES = 1 << 20  # numbers dequantized at once: temporaries of some 32 MiB
-CHUNK_BYTES = 1 << 20  # of blocks that become words at once: between calls of numpy threads wait for one another
+CHUNK_VALUES = 1 << 20  # numbers dequantized at once: about 32 MiB of temporaries
+CHUNK_BYTES = 1 << 20  # bytes of blocks converted to words at once: numpy calls synchronize threads
 
 
 class Plane(NamedTuple):
-    """A plane of a block's codes: `size` bytes from byte `start` on. All lowest fields of `bits` of a run of bytes are
-    consecutive columns, then all next ones; a run of 1 is a byte with the bits of 8 columns, the lowest first."""
+    """A plane of a block's codes: `size` bytes from byte `start` on, with fields of `bits` bits. Columns are ordered
+    within a run of bytes: the lowest field of each byte, then the next field of each. A `run` of 1 is a byte with the
+    bits of 8 columns, the lowest first."""
 
     start: int
     size: int
@@ -35,7 +35,7 @@ class Plane(NamedTuple):
     run: int
 
     def fill(self, blocks: Array, words: Array) -> None:
-        """Write this plane's words, uint32 [block, word], of blocks, uint8 [block, byte]."""
+        """Copy this plane of `blocks`, uint8 [block, byte], into `words`, uint32 [block, word]."""
         if self.run == 1:
             places = (blocks[:, self.start + place] for place in range(self.size))
             np.bitwise_or.reduce([WORD_OF_BITS[place].take(each) for place, each in enumerate(places)], out=words[:, 0])
@@ -61,7 +61,9 @@ def _in_each(bits: int, width: int) -> np.uint64:
 
 
 def _word_of_bits() -> Array:
-    """Return what a byte with the bits of 8 columns adds to the word of 32: uint32 [byte's place, byte]."""
+    """Return the contribution of a byte with the bits of 8 columns to the word of 32 columns: uint32 [byte's index,
+    byte].
+    """
     column = np.arange(32).reshape(4, 1, 8)
     at = column // 4 + 8 * np.array(BYTE_OF_COLUMN)[column % 4]
     return ((np.arange(256)[:, None] >> np.arange(8) & 1) << at).sum(-1).astype(np.uint32)
@@ -71,7 +73,7 @@ WORD_OF_BITS = _word_of_bits()
 
 
 def _copy(rows: Array, out: Array) -> None:
-    """Copy rows of bytes as one element each, which takes a third of the time."""
+    """Copy rows of bytes as single elements, which takes a third of the time."""
     whole = f"V{rows.shape[1] * rows.itemsize}"
     out.view(whole)[:] = rows.view(whole)
 
@@ -82,7 +84,9 @@ def _bytes(blocks: Array, start: int, size: int) -> Array:
 
 
 def _gathered(lanes: Array, bits: int) -> Array:
-    """Return fields of `bits`, one at the low end of each byte of uint64, side by side: those of byte 0 lowest."""
+    """Compact fields of `bits` bits, one at the low end of each byte of uint64; the field of byte 0 becomes the
+    lowest.
+    """
     for span in (8, 16, 32):
         lanes = (lanes | lanes >> np.uint64(span - bits)) & _in_each((1 << 2 * bits) - 1, 2 * span)
         bits *= 2
@@ -106,7 +110,7 @@ def _fill_q3_k(blocks: Array, words: Array) -> None:
 
 def _fill_q4_k(blocks: Array, words: Array) -> None:
     stored = _bytes(blocks, 4, 12).view(np.uint32).astype(np.uint64)
-    first, both = stored[:, :2], stored[:, 2:] >> np.array([0, 4], np.uint64)  # of scales, and of minima
+    first, both = stored[:, :2], stored[:, 2:] >> np.array([0, 4], np.uint64)  # dtype of scales, and of minima
     words[:, :2] = _gathered((first & np.uint64(0xFFFFFFFF) | both << np.uint64(32)) & _in_each(15, 8), 4)
     upper = first >> np.uint64(4)
     high = _gathered((upper | upper >> np.uint64(2) << np.uint64(32)) & _in_each(3, 8), 2)
@@ -119,11 +123,11 @@ def _fill_q6_k(blocks: Array, words: Array) -> None:
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of GGUF tensors: `values` numbers stored in `bytes` bytes.
+    """A quantization type of GGUF: a block stores `values` numbers in `bytes` bytes.
 
     Args:
-        planes: of its codes, where words hold them.
-        scales: the bytes of a block where its scale stands, and its minimum where it has one.
+        planes: the planes of its codes, if a format in words holds them.
+        scales: the byte positions of a block's scale and minimum (if it has one).
         fill_sub_scales: writes the words of sub-scales.
     """
 
@@ -136,7 +140,7 @@ class BlockType:
 
     @property
     def format(self) -> MatrixFormat | None:
-        """Return the format of matrices that are stored so; None where it is not one in words."""
+        """Return the in-memory format for matrices of this type; None if no format in words can hold them."""
         return INT4_TYPES.get(self.name) or (MatrixFormat.named(self.name.lower()) if self.planes else None)
 
 
@@ -169,13 +173,13 @@ UNREAD_TYPES: dict[int, str] = {
 
 
 def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
-    """Write the words, scales, and minima where there are such, of a matrix in blocks of a type that has a format. They
-    have the blocks' bits, in torch's threads.
+    """Convert a matrix from blocks to words, scales and minima (if any), bit for bit, in torch's threads; the type must
+    have a `format`.
 
     Args:
-        type: of the blocks.
+        type: the type of the blocks.
         data: uint8 [block * type.bytes].
-        stored: contiguous tensors as the format's `storage` has them, to be written.
+        stored: contiguous output tensors in the layout of the format's `storage`.
     """
     blocks = data.numpy().reshape(-1, type.bytes)
     words, *scales = (each.numpy().reshape(len(blocks), -1) for each in stored)
@@ -191,7 +195,7 @@ def fill_words(type: BlockType, data: Tensor, stored: Sequence[Tensor]) -> None:
             type.fill_sub_scales(chunk, out[:, done:])
         for at, each in zip(type.scales, scales, strict=True):
             each[first : first + step] = chunk[:, at : at + each.itemsize].view(each.dtype)
-        release(data[first * type.bytes : (first + step) * type.bytes])  # where it is a view of a file
+        release(data[first * type.bytes : (first + step) * type.bytes])  # if it is a view of a file
 
     in_threads(fill, range(0, len(blocks), step))
 
@@ -206,12 +210,12 @@ def matrix_in_words(type: BlockType, data: Tensor, rows: int) -> tuple[Tensor, .
 
 
 def dequantize_blocks(type: BlockType, data: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the numbers of whole blocks.
+    """Return the numbers in whole blocks.
 
     Args:
-        type: their type.
+        type: the type of the blocks.
         data: uint8 [block * type.bytes].
-        dtype: of the result; numbers are computed in float32 and then rounded.
+        dtype: dtype of the result; numbers are computed in float32 and then rounded.
 
     Returns:
         [block * type.values].

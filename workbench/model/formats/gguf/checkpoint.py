@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its tensors one by one, whatever they are stacked in, and its config."""
+"""Open a GGUF file as a checkpoint: its config, and its tensors one by one, with stacked tensors split."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000
 GROUPED_KINDS: dict[str, QuantizedKind] = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8"}
-# Tensors that say how rotary is scaled (see gguf_rotary.py), and tables that are computed here.
+# Tensors with rotary scaling factors (see gguf_rotary.py), and tables that are computed here.
 NO_PARAMETERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
 @dataclass(frozen=True)
 class GGUFStoredTensor(StoredTensor):
-    """A tensor of a GGUF file, or some rows of one, counted over all axes but the last; `dtype` is GGUF's name.
+    """A tensor of a GGUF file, or a range of its rows, which are counted over all axes but the last; `dtype` is GGUF's
+    name.
 
     Args:
         source: the file.
         info: the tensor in it.
         first_row: the first of the rows.
-        offset: what its stored numbers have in addition to the model's.
+        offset: the constant that was added to the model's numbers when they were stored.
     """
 
     source: GGUFFile
@@ -68,8 +69,9 @@ class GGUFStoredTensor(StoredTensor):
         release(data)
 
     def quantized(self) -> QuantizedMatrix | None:
-        """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, bit for bit; others' groups are not of one
-        scale, or they are no integers."""
+        """Return the tensor as a quantized matrix, bit for bit, if its type is Q4_0, Q4_1 or Q8_0: integers in groups
+        of 32 columns. None for other types: they have several scales per group, or no integers.
+        """
         type = self.info.type
         if type.name not in GROUPED_KINDS or len(self.shape) != 2:
             return None
@@ -91,10 +93,10 @@ class GGUFStoredTensor(StoredTensor):
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file, with its other parts where it is split; headers are read and checked, numbers are not.
+    """Open a GGUF file, with all parts if it is split; only headers are read and checked.
 
     Raises:
-        WorkbenchError: for a damaged file, a missing part, and for what is not read or not carried out.
+        WorkbenchError: for a damaged file, a missing part, and unsupported contents.
     """
     files = open_parts(path)
     infos = {name: (file, info) for file in files for name, info in file.tensors.items()}
@@ -115,7 +117,7 @@ _configs: WeakKeyDictionary[GGUFFile, ConfigFields] = WeakKeyDictionary()
 
 
 def gguf_config(path: Path) -> ConfigFields:
-    """Return what config.json would say of the file's model; as long as the file is open it is computed once."""
+    """Return the equivalent of config.json for the file's model; it is computed once while the file is open."""
     files = open_parts(path)
     if (config := _configs.get(files[0])) is None:
         config = _configs[files[0]] = config_of(files)
@@ -140,7 +142,7 @@ def open_parts(path: Path) -> list[GGUFFile]:
 
 
 def _named(file: GGUFFile, info: GGUFTensor, offset: float) -> dict[str, StoredTensor]:
-    """Return a tensor under its name; each expert of a stacked one under its own."""
+    """Return a tensor by name; for a stacked tensor, one entry per expert."""
 
     def rows(first: int, shape: tuple[int, ...]) -> GGUFStoredTensor:
         numbers = 1
@@ -152,7 +154,7 @@ def _named(file: GGUFFile, info: GGUFTensor, offset: float) -> dict[str, StoredT
     if stacked := re.fullmatch(r"(blk\.\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)", info.name):
         layer, part, kind = stacked.groups()
         if len(info.shape) != (3 if kind == "weight" else 2):
-            return {info.name: rows(0, info.shape)}  # an error by its name follows
+            return {info.name: rows(0, info.shape)}  # an error with its name follows
         count, *each = info.shape
         size = each[0] if kind == "weight" else 1
         if part == "gate_up" and kind == "weight":

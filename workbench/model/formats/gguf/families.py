@@ -1,6 +1,6 @@
-"""Architectures of GGUF files as the config.json that the families' tables read, and their tensors' names.
+"""Convert architectures of GGUF files to the equivalent config.json, and map their tensors' names.
 
-A row of `ARCHITECTURES` says which family an architecture is and what llama.cpp's code for it implies. Keys:
+A row of `ARCHITECTURES` has the family of an architecture and the values that llama.cpp's code implies. Keys:
 gguf-py/gguf/constants.py; meanings: src/models/*.cpp and conversion/*.py of https://github.com/ggml-org/llama.cpp
 """
 
@@ -31,27 +31,27 @@ GGUF_NAMES = CheckpointNames(
     expert_up="ffn_up_exps.{expert}", expert_down="ffn_down_exps.{expert}", shared="ffn_shexp",
     shared_gate="ffn_gate_inp_shexp",
 )  # fmt: skip
-SHARED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}  # products of a shared expert, theirs and ours
+SHARED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}  # of a shared expert: GGUF's names, ours
 
 Changes = Callable[[GGUFValues], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture.
+    """A GGUF architecture: how its metadata become a config.json, and its tensors' names.
 
     Args:
         family: the `model_type` of its config.
         keys: config keys by metadata keys, beside `COMMON_KEYS`.
         values: config values that the architecture implies.
-        changes: config values that follow from several metadata or from tensors.
-        interleaved: rotary pairs are columns (2i, 2i + 1) of a head: so llama.cpp stores families whose rotary it
-            calls NORM, Llama's with rows permuted from Hugging Face's order.
+        changes: function that computes config values from several metadata or from tensors.
+        interleaved: rotary pairs are columns (2i, 2i + 1) of a head. llama.cpp stores families with rotary type NORM
+            this way; Llama's rows are permuted from Hugging Face's order.
         norm_offset: stored weights of norms have 1 added.
-        layer_norm: config key of the LayerNorm's eps; empty for root-mean-square norms.
-        eps: its config has a key for that; OLMo's norms have one eps for all.
-        rotary_share: config key of the rotated share of a head.
-        base: the rotary's base where the metadata have none.
+        layer_norm: config key of the LayerNorm's eps; empty for RMS norms.
+        eps: whether its config has a key for eps; OLMo's norms have a fixed eps.
+        rotary_share: config key of the rotated fraction of a head.
+        base: base of the rotary embedding, if the metadata have none.
         names: names other than `GGUF_NAMES`.
     """
 
@@ -74,7 +74,7 @@ COMMON_KEYS = {
     "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads",
 }
-# Keys that change nothing, with the values under which they do not.
+# Keys without effect, with the values for which they have none.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,), "expert_count": (0,), "expert_used_count": (0,), "expert_shared_count": (0,),
     "nextn_predict_layers": (0,), "pooling_type": (0,), "use_parallel_residual": (False,),
@@ -123,7 +123,7 @@ def _gemma2(values: GGUFValues) -> dict[str, Any]:
 
 
 def _gemma3(values: GGUFValues) -> dict[str, Any]:
-    """Only full layers scale their rotary; windowed ones have a base of their own."""
+    """Only full layers scale their rotary; windowed layers have their own base."""
     full = read_rotary(values, base=1_000_000.0)
     scaling = full.pop("rope_scaling", None) or {"rope_type": "default"}
     local = values.number("rope.freq_base_swa", default=10_000.0)
@@ -146,7 +146,9 @@ def _gemma3(values: GGUFValues) -> dict[str, Any]:
 
 
 def _query_scale(values: GGUFValues, of_27b: int) -> int:
-    """Return what scores are divided by the root of: by the number of layers, as llama.cpp tells sizes apart."""
+    """Return the number that gives the scale of scores as its inverse root; model sizes are distinguished by the number
+    of layers, as in llama.cpp.
+    """
     if values.integer("block_count") == of_27b:
         return values.integer("embedding_length") // values.integer("attention.head_count")
     return values.head_dim()
@@ -274,8 +276,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
-    """Return the file's architecture; raises WorkbenchError for one that is not read, and for a file that is no model
-    (an adapter, a vision tower)."""
+    """Return the file's architecture. Raises WorkbenchError for an unsupported one, and for a file that is not a model
+    (an adapter, a vision tower).
+    """
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
         raise WorkbenchError(f"{file.path}: holds a {kind}, not a model")
@@ -290,7 +293,7 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def names_of(file: GGUFFile, tensors: Mapping[str, Any]) -> CheckpointNames:
-    """Return the names of the file's tensors."""
+    """Return the names under which the file stores a model's tensors."""
     architecture = architecture_of(file)
     changed = dict(architecture.names)
     if "blk.0.attn_qkv.weight" in tensors:
@@ -301,13 +304,13 @@ def names_of(file: GGUFFile, tensors: Mapping[str, Any]) -> CheckpointNames:
 
 
 def config_of(files: Sequence[GGUFFile]) -> ConfigFields:
-    """Return the config.json that the metadata amount to.
+    """Return the config.json equivalent to the metadata.
 
     Args:
         files: the parts of the model, the first with the metadata.
 
     Raises:
-        WorkbenchError: for metadata that are missing or wrong, and for those that change the model and are not read.
+        WorkbenchError: for missing or wrong metadata, and for unknown metadata that change the model.
     """
     architecture = architecture_of(files[0])
     values = GGUFValues(files)
@@ -336,7 +339,7 @@ def config_of(files: Sequence[GGUFFile]) -> ConfigFields:
 
 
 def _biases(values: GGUFValues) -> dict[str, Any]:
-    """Return the flags of biases, under the names of all families: tensors say which there are."""
+    """Return the bias flags under the names of all families, derived from the tensors."""
     qkv = values.has("blk.0.attn_q.bias") or values.has("blk.0.attn_qkv.bias")
     feedforward, output = values.has("blk.0.ffn_up.bias"), values.has("blk.0.attn_output.bias")
     return {
@@ -346,7 +349,7 @@ def _biases(values: GGUFValues) -> dict[str, Any]:
 
 
 def _dtype(tensors: Mapping[str, Any]) -> str:
-    """Return the type to compute in: that of most numbers in matrices, bfloat16 where those are quantized."""
+    """Return the dtype of computation: that of most matrix numbers, or bfloat16 if those are quantized."""
     numbers: dict[str, int] = {}
     for tensor in tensors.values():
         if len(tensor.shape) > 1:

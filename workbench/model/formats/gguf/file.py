@@ -1,9 +1,9 @@
-"""A GGUF file over a memory map: its metadata, and its tensors where they lie.
+"""Read a GGUF file through a memory map: its metadata, and the positions of its tensors.
 
 Format, versions 2 and 3, little-endian: `GGUF`, the version, two counts, key-values, tensor infos, then the data,
 each tensor aligned to `general.alignment`. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-Every length is compared with what the file still holds before anything is read or allocated by it.
+Every length is compared with the remaining bytes of the file before it is used for a read or an allocation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
-MAX_NAME_BYTES = 65_535  # the format's own limit of a key
+MAX_NAME_BYTES = 65_535  # the format's limit for a key
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS: dict[int, str] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", 10: "Q", 11: "q", 12: "d",
@@ -38,7 +38,7 @@ SMALLEST_PAIR = 8 + 1 + 4 + 1
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor's place: `shape` has the rows first, as torch has it; `start` is its first byte in the file."""
+    """The position of a tensor: `shape` is in torch's order (rows first); `start` is its first byte in the file."""
 
     name: str
     type: BlockType
@@ -47,13 +47,13 @@ class GGUFTensor:
 
     @property
     def size(self) -> int:
-        """Return its bytes."""
+        """Return the number of bytes that the tensor takes in the file."""
         return math.prod(self.shape) // self.type.values * self.type.bytes
 
 
 @dataclass(frozen=True)
 class GGUFArray:
-    """An array of the metadata: `count` values of one kind in `bytes` of the file, read when they are asked for."""
+    """A metadata array: `count` values of one kind in `bytes` of the file, read on demand."""
 
     path: Path
     bytes: memoryview
@@ -65,10 +65,10 @@ class GGUFArray:
         return self.count
 
     def values(self) -> list[Any]:
-        """Return its values: str for strings. They are read once.
+        """Return the values as Python objects (str for strings); they are read from the file once.
 
         Raises:
-            WorkbenchError: for a string that is no UTF-8.
+            WorkbenchError: for a string that is not UTF-8.
         """
         return self._values
 
@@ -80,7 +80,7 @@ class GGUFArray:
         return [bool(value) for value in values] if self.kind == BOOL else values
 
     def _strings(self) -> list[str]:
-        # A vocabulary has 262,144 of them: a slice of bytes takes a third of the time that one of a memoryview takes.
+        # A vocabulary has up to 262,144 strings: slicing bytes takes a third of the time of slicing a memoryview.
         whole, at, length_at = bytes(self.bytes), 0, struct.Struct("<Q").unpack_from
         values: list[str] = []
         try:
@@ -95,13 +95,13 @@ class GGUFArray:
 
 
 class GGUFFile:
-    """The metadata and tensors of one file.
+    """The metadata and tensors of one GGUF file.
 
     `metadata` has numbers, strings and truth values as Python's, and arrays as `GGUFArray`. `tensors` are in the order
-    of the file. The file stays mapped as long as this object or a tensor that `data` returned.
+    of the file. The file stays mapped as long as this object or a tensor from `data` exists.
 
     Raises:
-        WorkbenchError: for a file that is no GGUF, is cut short or damaged, and for types of tensors that are not read.
+        WorkbenchError: for a file that is not GGUF, is truncated or damaged, and for unsupported tensor types.
     """
 
     def __init__(self, path: Path | str):
@@ -133,8 +133,9 @@ class GGUFFile:
         return self._bytes[info.start : info.start + info.size]
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a tensor's numbers: computed in float32, as `dtype`. One that is stored as `dtype` stays a view of
-        the mapped file."""
+        """Return a tensor's numbers as `dtype`, computed in float32. A tensor stored as `dtype` stays a view of the
+        mapped file.
+        """
         info = self._tensor(name)
         return dequantize_blocks(info.type, self.blocks(name), dtype).view(info.shape)
 
@@ -179,13 +180,13 @@ class GGUFFile:
         return values
 
     def _check_count(self, what: str, count: int, least_bytes: int) -> None:
-        """Refuse a count of parts that cannot all lie in the rest of the file, each of at least so many bytes."""
+        """Refuse a count of parts, each of a minimum size, that exceeds the rest of the file."""
         left = len(self.bytes) - self._at
         if count > left // least_bytes:
             raise self.damaged(f"says it has {count:,} {what}, in {left:,} bytes: it is cut short or damaged")
 
     def _skip(self, what: str) -> int:
-        """Read a length, go past so many bytes and return where they began."""
+        """Read a length, skip that many bytes and return their start."""
         (length,) = self._read("<Q", what)
         start, left = self._at, len(self.bytes) - self._at
         if length > left:
@@ -265,7 +266,7 @@ class GGUFFile:
         return alignment
 
     def _place(self, alignment: int) -> None:
-        """Replace offsets by places in the file; refuse tensors that are unaligned, overlap or end past the file."""
+        """Replace offsets by file positions; refuse tensors that are unaligned, overlap or end beyond the file."""
         data = -(-self._at // alignment) * alignment
         end, before = data, ""
         for info in sorted(self.tensors.values(), key=lambda each: each.start):
@@ -292,11 +293,11 @@ _open: WeakValueDictionary[tuple[object, ...], GGUFFile] = WeakValueDictionary()
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a file, or return it as it is open already: the header of a large vocabulary takes long to read."""
+    """Open a GGUF file, or return it if it is already open: the header of a large vocabulary takes long to read."""
     try:
         now = path.stat()
     except OSError:
-        return GGUFFile(path)  # it says why it cannot be read
+        return GGUFFile(path)  # it raises with the reason
     state = path, now.st_ino, now.st_size, now.st_mtime_ns
     if (file := _open.get(state)) is None:
         file = _open[state] = GGUFFile(path)

@@ -1,4 +1,4 @@
-"""The rotary part of a GGUF file's metadata, as config.json has it."""
+"""Convert the rotary metadata of a GGUF file to the form of config.json."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.formats.gguf.values import GGUFValues
 from workbench.model.rotary import rotary_frequencies
 
-# Llama 3.1's passage, which llama.cpp's converter takes for all files; only the factor differs.
+# Llama 3.1's transition, which llama.cpp's converter uses for all files; only the factor differs.
 LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def read_rotary(values: GGUFValues, base: float) -> dict[str, Any]:
-    """Return `rope_theta`, and `rope_scaling` where there is a scaling.
+    """Return `rope_theta`, and `rope_scaling` if the metadata have a scaling, as config.json has them.
 
     Args:
         values: the metadata.
-        base: the architecture's base where the metadata have none.
+        base: the architecture's base, if the metadata have none.
 
     Raises:
         WorkbenchError: for scalings that config.json cannot express.
@@ -54,7 +54,7 @@ def read_rotary(values: GGUFValues, base: float) -> dict[str, Any]:
     elif kind == "linear" or (kind == "none" and factor not in (None, 1.0)):
         found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     elif kind != "none":
-        raise values.invalid("rope.scaling.type", kind, "none, linear or yarn: others are not carried out")
+        raise values.invalid("rope.scaling.type", kind, "none, linear or yarn: other scalings are not supported")
     return found
 
 
@@ -63,13 +63,15 @@ def _llama3(values: GGUFValues, factors: list[float], base: float) -> dict[str, 
     right = llama3_factors(base, max(factors), 2 * len(factors))
     if not torch.allclose(torch.tensor(factors, dtype=torch.float64), right, rtol=1e-4, atol=0):
         raise values.invalid(
-            "rope_freqs.weight", factors[:4], "the factors of Llama 3.1's scaling: others are not carried out"
+            "rope_freqs.weight", factors[:4], "the factors of Llama 3.1's scaling: other factors are not supported"
         )
     return {"rope_type": "llama3", "factor": max(factors), **LLAMA3}
 
 
 def llama3_factors(base: float, factor: float, columns: int) -> Tensor:
-    """Return what Llama 3.1's scaling divides the frequency of each pair of a head's columns by, float64."""
+    """Return the numbers by which Llama 3.1 divides the frequencies, one for each pair of a head's columns, in
+    float64.
+    """
     plain = RotaryConfig(rope_theta=base)
     scaled = RotaryConfig(rope_theta=base, scaling=RotaryScaling(kind="llama3", factor=factor, **LLAMA3))
     return rotary_frequencies(plain, columns) / rotary_frequencies(scaled, columns)

@@ -1,4 +1,6 @@
-"""Typed reading of a GGUF architecture's metadata; each value that is read is noted, so that the rest is refused."""
+"""Read a GGUF architecture's metadata by type; the keys that were read are recorded, so that unread keys can be
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
 from workbench.model.hf.fields import REQUIRED, ConfigFields
 
 END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Ends that a file may have no key for, as llama.cpp finds them (llama-vocab.cpp): older converters wrote eos alone.
+# End tokens that may lack a key, found by name as in llama.cpp (llama-vocab.cpp): older converters only wrote eos.
 END_NAMES = frozenset((
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<end_of_utterance>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>",
@@ -21,10 +23,10 @@ END_NAMES = frozenset((
 
 
 class GGUFValues:
-    """The metadata under the name of the file's architecture (`llama.block_count` is `block_count` here).
+    """The metadata of a file whose keys begin with its architecture (`llama.block_count` is `block_count` here).
 
     Args:
-        files: the parts of the model; the first has the metadata, each has tensors of its own.
+        files: the parts of the model; the first has the metadata, each has its own tensors.
     """
 
     def __init__(self, files: Sequence[GGUFFile]):
@@ -49,12 +51,13 @@ class GGUFValues:
         return value
 
     def take(self, key: str) -> Any:
-        """Return a value as it stands; None where there is none."""
+        """Return a metadata value unchanged; None if the key is missing."""
         return self._fields.get(self._noted(key))
 
     def flags(self, key: str, layers: int, period: int) -> list[bool]:
-        """Return a truth value for each layer: those of an array, or true in all but each n-th layer, where n is the
-        metadata's number or else `period`."""
+        """Return a boolean for each layer: the values of an array in the metadata, or true in all but every n-th layer,
+        with n from the metadata or `period`.
+        """
         value = self.take(key)
         if isinstance(value, list):
             if len(value) < layers:
@@ -64,7 +67,7 @@ class GGUFValues:
         return [(index + 1) % period != 0 for index in range(layers)]
 
     def head_dim(self) -> int:
-        """Return a head's columns, the same for keys and values."""
+        """Return the number of columns of a head, which is the same for keys and values."""
         width, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         dim: int = self.integer("attention.key_length", default=width // heads)
         value = self.integer("attention.value_length", default=dim)
@@ -73,7 +76,7 @@ class GGUFValues:
         return dim
 
     def rotary_share(self) -> float | None:
-        """Return the rotated share of a head; None where the metadata do not say."""
+        """Return the fraction of a head's columns that are rotated; None if the metadata have none."""
         columns, dim = self.integer("rope.dimension_count", default=None), self.head_dim()
         if columns is None or columns == dim:
             return None if columns is None else 1.0
@@ -81,11 +84,11 @@ class GGUFValues:
         return share if int(dim * share) == columns else (columns + 0.5) / dim
 
     def end_token_ids(self) -> list[int]:
-        """Return the tokens that end a text: those of the keys, then those that are ends by their names."""
+        """Return the ids of end tokens: first those that metadata keys give, then those known by name."""
         found = [self._file.metadata.get(f"tokenizer.ggml.{key}") for key in END_TOKENS]
         entries = self._file.metadata.get("tokenizer.ggml.tokens")
         names = entries.values() if isinstance(entries, GGUFArray) else entries if isinstance(entries, list) else []
-        ends = END_NAMES - ({"<|end|>"} if "<|return|>" in names else set())  # there it ends a channel
+        ends = END_NAMES - ({"<|end|>"} if "<|return|>" in names else set())  # in this model it ends a channel
         found += compress(count(), map(ends.__contains__, names))
         return list(dict.fromkeys(each for each in found if isinstance(each, int)))
 
@@ -98,14 +101,14 @@ class GGUFValues:
         return self.tensors[tensor].shape
 
     def numbers(self, tensor: str) -> list[float] | None:
-        """Return the numbers of a small tensor; None where there is none."""
+        """Return the numbers of a small tensor; None if the file has no such tensor."""
         return self._parts[tensor].read(tensor).tolist() if tensor in self._parts else None
 
     def invalid(self, key: str, value: object, right: str) -> WorkbenchError:
         return self._fields.invalid(self._prefix + key, value, right)
 
     def refuse_unread(self, harmless: Mapping[str, tuple[Any, ...]]) -> None:
-        """Raise WorkbenchError for metadata that were not read, unless their value is a harmless one."""
+        """Raise WorkbenchError for metadata that were not read, unless their value has no effect."""
         vocab = self.integer("vocab_size", default=None)
         rows = self.shape("token_embd.weight")[0]
         if vocab not in (None, rows):
@@ -113,7 +116,7 @@ class GGUFValues:
         for key, value in self._fields.values.items():
             short = key.removeprefix(self._prefix)
             if key not in self._read and value not in harmless.get(short, ()):
-                raise self.invalid(short, value, "absent: what it changes is not carried out")
+                raise self.invalid(short, value, "absent: its effect is not supported")
 
     def _noted(self, key: str) -> str:
         self._read.add(self._prefix + key)
@@ -121,8 +124,9 @@ class GGUFValues:
 
 
 def _plain(key: str, value: Any, file: GGUFFile) -> Any:
-    """Return a value as config.json would have it: an array whose values are all the same as that value, and float32
-    in its shortest decimal form."""
+    """Return a value in the form of config.json: a constant array as its value, and float32 in its shortest decimal
+    form.
+    """
     if isinstance(value, GGUFArray):
         if len(value) > 100_000:
             raise file.damaged(f"{key} has {len(value):,} values")

@@ -1,4 +1,4 @@
-"""Write a GGUF file: metadata, tensor infos, then the tensors one by one, each quantized as it is written.
+"""Write a GGUF file: metadata, tensor infos, then the tensors one by one, each quantized during the write.
 
 Version 3, little-endian; rounding is that of ggml's reference quantizers. https://github.com/ggml-org/ggml
 """
@@ -27,7 +27,7 @@ WRITTEN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """A tensor to write: its numbers are made when it is their turn."""
+    """A tensor to write to a GGUF file; its numbers are computed only when it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,8 +40,9 @@ class WrittenTensor:
 
 
 def written_type(shape: tuple[int, ...], matrix: str) -> BlockType:
-    """Return the type that a tensor is written as: `matrix` where it has two axes or more and whole blocks in a row;
-    float32 where it has one, and else float16."""
+    """Return the type in which a tensor is written: `matrix` if it has two or more axes and whole blocks per row;
+    float32 if it has one axis; otherwise float16.
+    """
     if len(shape) < 2:
         return TYPES["F32"][1]
     type = TYPES[matrix][1]
@@ -51,16 +52,16 @@ def written_type(shape: tuple[int, ...], matrix: str) -> BlockType:
 def write_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Iterable[WrittenTensor], matrices: bool = True
 ) -> None:
-    """Write the file, which appears whole or not at all.
+    """Write a GGUF file atomically.
 
     Args:
         path: the file.
         metadata: truth values, integers (32 bits), floats, strings, and lists of one of these.
-        tensors: in the order of the file.
-        matrices: write their numbers; without, zeros stand there, which take no space where the file system has holes.
+        tensors: tensors in file order.
+        matrices: write the matrices' numbers; otherwise they are zeros, which take no space in a sparse file.
 
     Raises:
-        OSError: where the file cannot be written.
+        OSError: if the file cannot be written.
     """
     tensors = list(tensors)
     head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(metadata))]
@@ -88,14 +89,14 @@ def write_gguf(
 
 
 def quantize_blocks(type: BlockType, numbers: Tensor) -> Tensor:
-    """Return numbers, [block * type.values], as stored blocks, uint8 [block * type.bytes]."""
+    """Quantize numbers [block * type.values] to stored blocks, uint8 [block * type.bytes]."""
     if type.name in PLAIN_DTYPES:
         return numbers.to(PLAIN_DTYPES[type.name]).contiguous().view(torch.uint8)
     blocks = numbers.float().view(-1, type.values)
     if type.name == "Q8_0":
         scales = blocks.abs().amax(dim=1, keepdim=True) / 127
         exact = blocks * torch.where(scales == 0, 0.0, 1 / scales)
-        whole = exact.abs().floor()  # halves are rounded away from zero
+        whole = exact.abs().floor()  # round half away from zero
         codes = (exact.sign() * (whole + (2 * (exact.abs() - whole)).floor())).to(torch.int8).view(torch.uint8)
     else:
         largest = blocks.gather(1, blocks.abs().argmax(dim=1, keepdim=True))
@@ -134,6 +135,6 @@ def _value(value: Any) -> tuple[int, bytes]:
     if isinstance(value, str):
         return STRING, _string(value)
     kinds = {_value(each)[0] for each in value}
-    if len(kinds) > 1 or kinds == {UINT32}:  # llama.cpp takes whole numbers with a sign alone
+    if len(kinds) > 1 or kinds == {UINT32}:  # llama.cpp only accepts signed integers
         return ARRAY, struct.pack(f"<IQ{len(value)}i", INT32, len(value), *value)
     return ARRAY, struct.pack("<IQ", min(kinds, default=STRING), len(value)) + b"".join(_value(e)[1] for e in value)

@@ -1,1 +1,1 @@
-"""Anthropic's Messages."""
+"""Speak Anthropic's Messages."""

@@ -2,7 +2,7 @@
 
     message_start  ( content_block_start  content_block_delta ...  content_block_stop ) ...  message_delta  message_stop
 
-A block is a thought, a text, or a call of a tool; a new one begins where the pieces change from one to another.
+A block is a thought, a text, or a tool call; a new block begins when the kind of pieces changes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import orjson
 
 from workbench.prompt.answers import parse_partial_json
 from workbench.prompt.cache_miss import CacheMiss
@@ -29,6 +27,7 @@ from workbench.serve.answers.pieces import (
 )
 from workbench.serve.call import Call
 from workbench.serve.dialects.thought_signature import ThoughtSigner
+from workbench.serve.json_bytes import dumps
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS: dict[EndReason, str] = {
@@ -41,23 +40,23 @@ STOP_REASONS: dict[EndReason, str] = {
     "cancelled": "pause_turn",
 }
 HOUR = 3600.0
-HIDES_THOUGHTS = "hides_thoughts"  # in the options of a call
-CACHE_MISS = "cache_miss"  # in its notes
+HIDES_THOUGHTS = "hides_thoughts"  # name in the options of a call
+CACHE_MISS = "cache_miss"  # name in the notes of a call
 
 
 def event(kind: str, **values: Any) -> bytes:
-    """Return one event; clients drop events without the line `event:`."""
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **values}) + b"\n\n"
+    """Return one server-sent event as bytes. It has the line `event:`, without which clients drop it."""
+    return b"event: " + kind.encode() + b"\ndata: " + dumps({"type": kind, **values}) + b"\n\n"
 
 
 @dataclass
 class MessageWriter:
-    """The writer of one streamed message. `write` takes pieces in their order and returns events."""
+    """The writer of one streamed message. `write` takes pieces in their order and returns events as bytes."""
 
     call: Call
     signer: ThoughtSigner
-    block: dict[str, Any] | None = None  # the open one, as it began
-    index: int = -1  # of the block that was begun last
+    block: dict[str, Any] | None = None  # the open block, as it began
+    index: int = -1  # index of the latest block
     thought: list[str] = field(default_factory=list)  # of the open block
     ended: Ended | None = None
     started: bool = False
@@ -100,7 +99,7 @@ class MessageWriter:
         return [event("message_start", message=message), PING]
 
     def _open(self, block: dict[str, Any]) -> list[bytes]:
-        """Begin a block, unless one of its kind is open; a call of a tool always begins its own."""
+        """Begin a block, unless a block of its kind is open; a tool call always begins a block."""
         if self.block is not None and self.block["type"] == block["type"] != "tool_use":
             return []
         closed = self._close()
@@ -129,7 +128,7 @@ class MessageWriter:
 def whole_message(call: Call, signer: ThoughtSigner, pieces: Sequence[Piece]) -> dict[str, Any]:
     """Return the JSON of a message from all of its pieces."""
     content: list[dict[str, Any]] = []
-    arguments: dict[int, str] = {}  # by the place of the call's block
+    arguments: dict[int, str] = {}  # by index of the call's block
     used, ended = Used(), None
     for piece in pieces:
         last = content[-1] if content else {"type": ""}
@@ -165,7 +164,7 @@ def whole_message(call: Call, signer: ThoughtSigner, pieces: Sequence[Piece]) ->
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; of one that was cut, what is complete."""
+    """Return the arguments of a call; of a truncated call, the complete arguments."""
     try:
         found = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -194,9 +193,9 @@ def message_head(call: Call) -> dict[str, Any]:
 
 
 def diagnostics(call: Call) -> dict[str, Any] | None:
-    """Return why the prompt was not read from the cache, where the client asked for it.
+    """Return the reason why the prompt was not read from the cache, if the client asked for it; else None.
 
-    The protocol has no word for pages that are gone: that is `unavailable`. Beside its own fields stand ours.
+    The protocol has no word for evicted pages: the reason is then `unavailable`. Our own fields are added.
     """
     if not call.previous:
         return None
@@ -215,7 +214,7 @@ def stop_fields(ended: Ended | None) -> dict[str, Any]:
     reason = STOP_REASONS[ended.reason] if ended is not None else None
     stop = ended.stop if ended is not None and ended.reason == "stop_sequence" else None
     if reason == "stop_sequence" and not isinstance(stop, str):
-        reason, stop = "end_turn", None  # ended by a token, of which the protocol does not know
+        reason, stop = "end_turn", None  # ended by a stop token, which the protocol does not know
     refusal = {"type": "refusal", "category": None, "explanation": "stopped by a rule of the server"}
     return {
         "stop_reason": reason,
@@ -225,8 +224,9 @@ def stop_fields(ended: Ended | None) -> dict[str, Any]:
 
 
 def input_usage(call: Call, tokens: PromptRead | Used) -> dict[str, Any]:
-    """Return the prompt's share of the usage: `input_tokens` are those neither read from the cache nor written to it
-    up to a breakpoint."""
+    """Return the usage of the prompt. Its `input_tokens` are the tokens neither read from the cache nor written to it
+    up to a breakpoint.
+    """
     cached = tokens.cached_tokens
     written = min(tokens.written_tokens, tokens.prompt_tokens - cached) if call.breakpoints else 0
     hours = min(written, sum(count for seconds, count in tokens.cache_written_by_ttl if seconds >= HOUR))
@@ -241,7 +241,7 @@ def input_usage(call: Call, tokens: PromptRead | Used) -> dict[str, Any]:
 
 
 def output_usage(call: Call, used: Used) -> dict[str, Any]:
-    warms = call.only_warms  # one token is generated all the same, and not shown
+    warms = call.only_warms  # one token is generated but not shown
     return {
         "output_tokens": 0 if warms else used.completion_tokens,
         "output_tokens_details": {"thinking_tokens": 0 if warms else used.thinking_tokens},

@@ -1,6 +1,6 @@
-"""Define the bodies of Anthropic's Messages: what is carried out, with types, and what is refused, with reasons.
+"""Define the bodies of Anthropic's Messages: supported fields with types, and refused fields with reasons.
 
-A text stands for a list of one text block wherever the protocol takes both.
+A text is equivalent to a list of one text block wherever the protocol accepts both.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from workbench.serve.bodies.fields import IN_CHATS, Body, Int, Refused
 from workbench.serve.bodies.parts import Part, refused_types, type_of
 
 TEXT_ONLY = "the models here read text; give its text"
-NO_SERVER_TOOLS = "this server carries out no tools itself; declare a tool with an input_schema and answer its calls"
+NO_SERVER_TOOLS = "this server runs no tools itself; declare a tool with an input_schema and answer its calls"
 NO_CONTAINER = "this server runs no containers"
-NO_PROFILES = "the key says who asks"
+NO_PROFILES = "the key identifies the user"
 
 # Tokens of a thought by `output_config.effort`, as shares of max_tokens; the thought is counted in max_tokens.
 EFFORT_SHARES = {"low": 0.2, "medium": 0.4, "high": 0.6, "xhigh": 0.75, "max": 0.9}
@@ -35,12 +35,12 @@ class TextBlock(Part):
     cache_control: CacheControl | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "citations": Refused("answers here cite no documents; put what it cites into the text", ([],))
+        "citations": Refused("answers here cite no documents; put the cited text into the message", ([],))
     }
 
 
 class ThinkingBlock(Part):
-    """A thought of an earlier answer, sent back as it came."""
+    """A thought of an earlier answer, sent back unchanged."""
 
     type: Literal["thinking"]
     thinking: str
@@ -48,7 +48,7 @@ class ThinkingBlock(Part):
 
 
 class RedactedThinkingBlock(Part):
-    """A thought of an earlier answer without its text, sent back as it came."""
+    """A thought of an earlier answer without its text, sent back unchanged."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -62,7 +62,7 @@ class ToolUseBlock(Part):
     cache_control: CacheControl | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "caller": Refused("tools are called by the model alone", ({"type": "direct"},)),
+        "caller": Refused("only the model calls tools", ({"type": "direct"},)),
         "toolset_name": Refused(NO_SERVER_TOOLS),
     }
 
@@ -119,7 +119,7 @@ class Message(Part):
 
 
 class ToolDeclaration(Part):
-    """A tool. With `strict` its schema is carried out as a whole, or refused."""
+    """A tool. With `strict` its whole schema is enforced, or refused."""
 
     name: str
     input_schema: dict[str, Any]
@@ -129,9 +129,9 @@ class ToolDeclaration(Part):
     strict: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "allowed_callers": Refused("tools are called by the model alone", (["direct"],)),
-        "defer_loading": Refused("this server searches no tools; give those that the model may call", (False,)),
-        "input_examples": Refused("no template shows them; put an example into the description", ([],)),
+        "allowed_callers": Refused("only the model calls tools", (["direct"],)),
+        "defer_loading": Refused("this server has no tool search; give every tool that the model may call", (False,)),
+        "input_examples": Refused("no chat template shows examples; put an example into the description", ([],)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         "eager_input_streaming": "arguments are always streamed as they are generated",
@@ -151,7 +151,7 @@ class ToolChoice(Part):
 
 
 class ThinkingConfig(Part):
-    """The wish that the model thinks: `adaptive` takes the budget of `output_config.effort`."""
+    """Thinking settings: `adaptive` takes the budget of `output_config.effort`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Int, Field(ge=1)] | None = None
@@ -171,12 +171,12 @@ class OutputConfig(Part):
 def _refuse_edit(edit: Any) -> Any:
     kind = edit.get("type") if isinstance(edit, Mapping) else None
     if not isinstance(kind, str) or not kind.startswith("clear_thinking_"):
-        raise ValueError(f"an edit of type {str(kind)[:60]!r} is not supported: the history is read as it is sent")
+        raise ValueError(f"an edit of type {str(kind)[:60]!r} is not supported: the server reads the history unchanged")
     return edit
 
 
 class ContextManagement(Part):
-    """Edits of the history. That of thoughts changes nothing: the template decides which earlier ones are read."""
+    """Edits of the history. Clearing thoughts has no effect: the template decides which earlier thoughts are read."""
 
     edits: list[Annotated[Any, BeforeValidator(_refuse_edit)]] = []
 
@@ -190,7 +190,7 @@ class Diagnostics(Part):
 
 
 class CountTokensBody(Body):
-    """The body of a count of tokens: all that the prompt is built of."""
+    """The body of a token count: all fields that determine the prompt."""
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
@@ -209,11 +209,11 @@ class CountTokensBody(Body):
         "mcp_servers": Refused(NO_SERVER_TOOLS, ([],)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "speed": "there is one speed",
+        "speed": "the server has one speed",
         "user_profile_id": NO_PROFILES,
         "workspace_id": NO_PROFILES,
-        "betas": "what is carried out needs no beta",
-        "anthropic_beta": "what is carried out needs no beta",
+        "betas": "supported features need no beta header",
+        "anthropic_beta": "supported features need no beta header",
     }
 
 
@@ -241,6 +241,6 @@ class MessagesBody(CountTokensBody):
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         **CountTokensBody.IGNORED,
-        "inference_geo": "the server stands where it stands",
-        "service_tier": "there is one tier",
+        "inference_geo": "the server has one location",
+        "service_tier": "the server has one service tier",
     }

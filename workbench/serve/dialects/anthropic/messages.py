@@ -1,4 +1,4 @@
-"""Anthropic's Messages: `/v1/messages` and the count of a prompt's tokens."""
+"""Speak Anthropic's Messages: `/v1/messages` and the count of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workbench.serve.document import (
     one_of,
     optional,
 )
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import ApiError, invalid_field
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from workbench.serve.dialect import Dialect, RouteServices
     from workbench.serve.served_model import ServedModel
 
-TOKENS_WHEN_COUNTED = 8  # of an answer that is not generated: enough for a thought, which the prompt may open
+TOKENS_WHEN_COUNTED = 8  # max_tokens when only counting: enough for a thought, which the prompt may open
 ERROR_KINDS = {"unavailable_error": "overloaded_error", "conflict_error": "invalid_request_error"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -71,11 +71,11 @@ class AnthropicMessages:
         if body.thinking is not None and body.thinking.display == "omitted":
             options[HIDES_THOUGHTS] = True
         if body.max_tokens == 0 and body.stream:
-            raise _invalid("max_tokens", "0 only reads the prompt into the cache; leave out stream")
+            raise invalid_field("max_tokens", "0 only reads the prompt into the cache; leave out stream")
         if body.output_config is not None and body.output_config.effort is not None and not _is_adaptive(body):
-            ignored.add("output_config.effort", "is the budget of adaptive thinking alone")
+            ignored.add("output_config.effort", "is a budget of adaptive thinking only")
         if body.context_management is not None:
-            ignored.add("context_management", "the template decides which earlier thoughts are read")
+            ignored.add("context_management", "the chat template decides which earlier thoughts the model reads")
         choice, parallel = _tool_choice(body.tool_choice)
         diagnostics = body.diagnostics
         return Call(
@@ -116,7 +116,9 @@ class AnthropicMessages:
 
 
 class AnthropicCount(AnthropicMessages):
-    """The dialect of `/v1/messages/count_tokens`: the same prompt, by the same function, without an answer."""
+    """The dialect of `/v1/messages/count_tokens`: it reads a prompt as `/v1/messages` does, and returns its number of
+    tokens.
+    """
 
     name = "anthropic.count_tokens"
     path = "/v1/messages/count_tokens"
@@ -146,18 +148,18 @@ def _sampling(body: MessagesBody, model: ServedModel) -> SamplingParameters:
         values["response_format"] = JSONSchema(json_schema=output.format.schema_)
     if body.stop_sequences:
         values["stop"] = tuple(body.stop_sequences)
-    seed = secrets.randbits(62)  # the protocol has none
+    seed = secrets.randbits(62)  # the protocol has no seed
     return SamplingParameters(max_tokens=max(1, body.max_tokens), thinking=_thinking(body, model), seed=seed, **values)
 
 
 def _thinking(body: MessagesBody, model: ServedModel) -> Thinking | None:
-    """Return the settings of the thought; None leaves it to the model's template."""
+    """Return the thinking settings; None leaves thinking to the model's template."""
     asked = body.thinking
     effort = body.output_config.effort if body.output_config is not None else None
     if asked is None:
         return None
     if asked.type != "enabled" and asked.budget_tokens is not None:
-        raise _invalid("thinking.budget_tokens", "belongs to the type 'enabled'")
+        raise invalid_field("thinking.budget_tokens", "belongs to the type 'enabled'")
     if asked.type == "disabled":
         return Thinking(budget_tokens=0, within_max_tokens=True) if model.can_think else None
     if _is_adaptive(body):
@@ -165,11 +167,11 @@ def _thinking(body: MessagesBody, model: ServedModel) -> Thinking | None:
             return None
         return Thinking(budget_tokens=int(EFFORT_SHARES[effort or "high"] * body.max_tokens), within_max_tokens=True)
     if asked.budget_tokens is None:
-        raise _invalid("thinking.budget_tokens", "is missing; give the most tokens that a thought may have")
+        raise invalid_field("thinking.budget_tokens", "is missing; give the most tokens that a thought may have")
     if not model.can_think:
-        raise _invalid("thinking", f"model {body.model!r} has no control tokens of a thought; leave it out")
+        raise invalid_field("thinking", f"model {body.model!r} has no control tokens of a thought; leave it out")
     if 0 < body.max_tokens <= asked.budget_tokens and not _only_counts(body):
-        raise _invalid("thinking.budget_tokens", f"must be less than max_tokens, {body.max_tokens:,}")
+        raise invalid_field("thinking.budget_tokens", f"must be less than max_tokens, {body.max_tokens:,}")
     return Thinking(budget_tokens=asked.budget_tokens, within_max_tokens=True)
 
 
@@ -185,16 +187,12 @@ def _tool_choice(choice: ToolChoice | None) -> tuple[str, bool]:
     if choice is None:
         return "auto", True
     if (choice.name is None) == (choice.type == "tool"):
-        raise _invalid("tool_choice.name", "belongs to the type 'tool', which needs it")
+        raise invalid_field("tool_choice.name", "belongs to the type 'tool', which needs it")
     if choice.type == "none" and choice.disable_parallel_tool_use:
-        raise _invalid("tool_choice.disable_parallel_tool_use", "says nothing where no tool may be called")
+        raise invalid_field("tool_choice.disable_parallel_tool_use", "has no effect where no tool may be called")
     name = choice.name if choice.name is not None else CHOICES[choice.type]
     return name, not choice.disable_parallel_tool_use
 
 
 def _error_fields(error: ApiError) -> dict[str, str]:
     return {"type": ERROR_KINDS.get(error.kind, error.kind), "message": error.message}
-
-
-def _invalid(param: str, message: str) -> ApiError:
-    return ApiError("invalid_request_error", f"{param}: {message}", param)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:
-    """Return a model in this protocol's shape."""
+    """Return a model in the shape of Anthropic's protocol."""
     has, lacks = {"supported": True}, {"supported": False}
     thinks = {"supported": model.can_think}
     efforts = dict.fromkeys(EFFORT_SHARES, thinks)
@@ -43,6 +43,8 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
 def list_models(
     models: Iterable[ServedModel], limit: int = 1000, after_id: str = "", before_id: str = ""
 ) -> dict[str, Any]:
-    """Return a page of `GET /v1/models` for a client that sends `anthropic-version` (ApiError)."""
+    """Return a page of the list `GET /v1/models` for a client that sends `anthropic-version`; ApiError for an invalid
+    page.
+    """
     found = page([describe_model(each) for each in models], limit, after_id, before_id)
     return {name: value for name, value in found.items() if name != "object"}

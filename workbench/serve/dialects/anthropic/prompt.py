@@ -1,7 +1,7 @@
 """Turn the messages of Anthropic's protocol into a conversation, with its breakpoints.
 
-One message may become several turns: a user's results of tools each become one, and its text another. A breakpoint in a
-message stands at the end of the turn that it became.
+One message may become several turns: each tool result of a user's message becomes a turn, and its text another. A
+breakpoint in a message applies to the end of its turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workbench.serve.dialects.anthropic.body import (
     ToolUseBlock,
 )
 from workbench.serve.dialects.thought_signature import ThoughtSigner
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import invalid_field
 
 SECONDS = {"5m": 300.0, "1h": 3600.0}
 MAX_BREAKPOINTS = 4
@@ -36,12 +36,12 @@ ERROR_PREFIX = "Error: "
 
 @dataclass
 class _Reader:
-    """Collects turns and breakpoints, in the order of the prompt."""
+    """A collector of turns and breakpoints, in the order of the prompt."""
 
     model: str
     signer: ThoughtSigner
     turns: list[UserTurn | AssistantTurn | ResultTurn] = field(default_factory=list)
-    breakpoints: list[tuple[Breakpoint, str]] = field(default_factory=list)  # with the path of each
+    breakpoints: list[tuple[Breakpoint, str]] = field(default_factory=list)  # each with its path
 
     def mark(self, control: CacheControl | None, part: str, index: int, where: str) -> None:
         if control is not None:
@@ -67,15 +67,15 @@ class _Reader:
             path = f"{where}.{place}"
             if isinstance(block, ToolResultBlock):
                 if texts:
-                    raise _wrong(path, "results of tools come before the text of a message; put them first")
+                    raise invalid_field(path, "results of tools come before the text of a message; put them first")
                 results.append(self._result(block, path))
             elif isinstance(block, TextBlock):
                 texts.append(block.text)
             else:
-                raise _wrong(path, f"a user's message has no block of type {block.type!r}")
+                raise invalid_field(path, f"a user's message has no block of type {block.type!r}")
             controls.append((block.cache_control, isinstance(block, ToolResultBlock), path))
         if not blocks:
-            raise _wrong(where, "is empty; give a text or a block")
+            raise invalid_field(where, "is empty; give a text or a block")
         first = len(self.turns)
         self.turns += results
         self.turns = list(order_results(tuple(self.turns)))
@@ -94,7 +94,9 @@ class _Reader:
         }
         name = names.get(block.tool_use_id)
         if name is None:
-            raise _wrong(f"{path}.tool_use_id", f"no tool_use block before it has the id {block.tool_use_id[:80]!r}")
+            raise invalid_field(
+                f"{path}.tool_use_id", f"no tool_use block before it has the id {block.tool_use_id[:80]!r}"
+            )
         return ResultTurn(content=content, name=name, call_id=block.tool_use_id)
 
     def _read_assistant(self, blocks: Sequence[Any], where: str) -> None:
@@ -108,7 +110,7 @@ class _Reader:
             elif isinstance(block, ToolUseBlock):
                 calls.append(ToolCall(name=block.name, arguments=block.input, id=block.id))
             else:
-                raise _wrong(path, f"an assistant's message has no block of type {block.type!r}")
+                raise invalid_field(path, f"an assistant's message has no block of type {block.type!r}")
             if not isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                 self.mark(block.cache_control, "turn", len(self.turns), path)
         thought = "".join(thoughts) if thoughts else None
@@ -123,16 +125,16 @@ class _Reader:
             self.signer.check(self.model, place, block.thinking, block.signature)
         except WorkbenchError as error:
             name = "data" if isinstance(block, RedactedThinkingBlock) else "signature"
-            raise _wrong(f"{path}.{name}", str(error)) from None
+            raise invalid_field(f"{path}.{name}", str(error)) from None
         return block.thinking
 
 
 def read_conversation(body: CountTokensBody, signer: ThoughtSigner) -> tuple[Conversation, tuple[Breakpoint, ...]]:
-    """Return what a body puts before the model, and the breakpoints in it.
+    """Return a body's conversation and its breakpoints.
 
     Raises:
-        ApiError: invalid_request_error with the path of what is wrong: a changed thought, a result without its call, a
-            fifth breakpoint, one of 1h after one of 5m.
+        ApiError: invalid_request_error with the path of the error: a changed thought, a result without its call, a
+            fifth breakpoint, a breakpoint of 1h after one of 5m.
     """
     reader = _Reader(body.model, signer)
     tools = tuple(_tools(body.tools))
@@ -150,7 +152,7 @@ def read_conversation(body: CountTokensBody, signer: ThoughtSigner) -> tuple[Con
     for number, message in enumerate(body.messages[leading:], leading):
         reader.read_message(message, number)
     if reader.turns and isinstance(reader.turns[-1], AssistantTurn):
-        raise _wrong(
+        raise invalid_field(
             f"messages.{len(body.messages) - 1}",
             "the last message is the assistant's, and to continue it is not supported; end with a user's",
         )
@@ -159,20 +161,20 @@ def read_conversation(body: CountTokensBody, signer: ThoughtSigner) -> tuple[Con
     whole = "".join(block.text for block, _ in system) if system else None
     try:
         conversation = Conversation(system=whole, tools=tools, turns=tuple(reader.turns))
-    except WorkbenchError as error:  # a call without its result; turns are not what the client counts
-        raise _wrong("messages", str(error).removeprefix("conversation: ")) from None
+    except WorkbenchError as error:  # a call without its result; clients do not count turns
+        raise invalid_field("messages", str(error).removeprefix("conversation: ")) from None
     return conversation, _checked(reader.breakpoints)
 
 
 def _checked(marked: Sequence[tuple[Breakpoint, str]]) -> tuple[Breakpoint, ...]:
     if len(marked) > MAX_BREAKPOINTS:
-        raise _wrong(
+        raise invalid_field(
             marked[MAX_BREAKPOINTS][1].lstrip("."),
             f"is breakpoint {MAX_BREAKPOINTS + 1} of {len(marked)}; a prompt has at most {MAX_BREAKPOINTS}",
         )
     for (before, _), (after, path) in zip(marked, marked[1:], strict=False):
         if after.seconds > before.seconds:
-            raise _wrong(
+            raise invalid_field(
                 f"{path}.ttl".lstrip("."),
                 "a breakpoint of 1h comes before all of 5m, in the order tools, system, messages",
             )
@@ -194,13 +196,9 @@ def _leading_system(messages: Sequence[Message]) -> int:
 
 def _text_block(block: Any, path: str) -> TextBlock:
     if not isinstance(block, TextBlock):
-        raise _wrong(path, f"must be a block of type 'text' here, not {block.type!r}")
+        raise invalid_field(path, f"must be a block of type 'text' here, not {block.type!r}")
     return block
 
 
 def _text(block: Any, path: str) -> str:
     return _text_block(block, path).text
-
-
-def _wrong(path: str, message: str) -> ApiError:
-    return ApiError("invalid_request_error", f"{path}: {message}", path)

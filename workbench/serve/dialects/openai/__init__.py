@@ -1,1 +1,1 @@
-"""OpenAI's chats, completions and embeddings."""
+"""Speak OpenAI's chats, completions and embeddings."""

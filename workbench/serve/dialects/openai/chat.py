@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -14,30 +13,26 @@ from workbench.response_format import JSONSchema, ResponseFormat, Thinking
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, ToolArguments, ToolCallBegun, Used
 from workbench.serve.bodies.fields import IgnoredFields, Int, Refused, TokenCount
 from workbench.serve.call import Call, Caller
-from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
     DONE,
     EFFORTS,
-    ERROR_SCHEMA,
     FINISH_REASONS,
     NO_ACCOUNT,
     USAGE_SCHEMA,
     Effort,
+    OpenAIDialect,
     SamplingBody,
+    answer_head,
     chat_logprobs,
     data_event,
-    error_json,
     new_id,
     prompt_logprobs_json,
     usage_json,
 )
 from workbench.serve.dialects.openai.messages import continues_last, read_conversation
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import ApiError, invalid_field
 from workbench.serve.served_model import ServedModel
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
 
 NO_SOUND = "models here read and write text"
 OLD_FUNCTIONS = "it is deprecated at OpenAI; use tools and tool_choice"
@@ -63,22 +58,22 @@ class ChatBody(SamplingBody):
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **SamplingBody.OTHERS_REFUSED,
         "add_special_tokens": Refused("the chat template writes the tokens before a chat", (False, True)),
-        "echo": Refused("a chat shows the answer alone", (False,)),
-        "chat_template": Refused("the model's own is used"),
-        "documents": Refused("put them into a message", ([],)),
+        "echo": Refused("a chat returns only the answer", (False,)),
+        "chat_template": Refused("the model's own chat template is used"),
+        "documents": Refused("put documents into a message", ([],)),
         "reasoning": Refused("use reasoning_effort"),
         "thinking": Refused("use reasoning_effort, or /v1/messages"),
         "max_output_tokens": Refused("use max_tokens"),
         "stop_sequences": Refused("use stop", ([],)),
         **dict.fromkeys(("system", "instructions"), Refused("put it into a message of the role system", ("", []))),
         **dict.fromkeys(("text", "output_config"), Refused("use response_format or reasoning_effort")),
-        "include_reasoning": Refused("a thought is shown apart from the answer", (True,)),
+        "include_reasoning": Refused("a thought is always returned, separate from the answer", (True,)),
         "audio": Refused(NO_SOUND),
         "modalities": Refused(NO_SOUND, (["text"],)),
         "functions": Refused(OLD_FUNCTIONS, ([],)),
         "function_call": Refused(OLD_FUNCTIONS, ("none", "auto")),
-        "moderation": Refused("what is moderated is set at the gateway"),
-        "web_search_options": Refused("nothing here reaches the network"),
+        "moderation": Refused("moderation is set at the gateway"),
+        "web_search_options": Refused("the server does not access the network"),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         **SamplingBody.OTHERS_IGNORED,
@@ -88,11 +83,11 @@ class ChatBody(SamplingBody):
         "mm_processor_kwargs": NO_SOUND,
         "user": NO_ACCOUNT,
         "safety_identifier": NO_ACCOUNT,
-        "metadata": "it would only be listed beside stored chats",
-        "service_tier": "there is one tier",
-        "verbosity": "the model was not trained to obey it",
-        "prompt_cache_key": "one server has one cache: there is nowhere to route to",
-        "prompt_cache_retention": "every prefix is kept as long as there is room; breakpoints carry lifetimes",
+        "metadata": "metadata belongs to stored chats, and chats are not stored",
+        "service_tier": "the server has one service tier",
+        "verbosity": "the model was not trained for a verbosity",
+        "prompt_cache_key": "one server has one cache, so no routing is needed",
+        "prompt_cache_retention": "every prefix is cached while there is room; breakpoints have lifetimes",
     }
 
 
@@ -110,20 +105,18 @@ ANSWER_SCHEMA = object_schema(
 )  # fmt: skip
 
 
-class OpenAIChat:
+class OpenAIChat(OpenAIDialect):
     """The dialect of `/v1/chat/completions`."""
 
     name, path, body = "openai.chat", "/v1/chat/completions", ChatBody
-    ping, request_id_header = PING, "x-request-id"
-    answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
+    answer_schema = ANSWER_SCHEMA
 
     def parse(self, body: ChatBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         body.note_stream_options(ignored)
         if body.top_logprobs and not body.logprobs:
-            raise ApiError("invalid_request_error", "top_logprobs: wants logprobs: true", "top_logprobs")
+            raise invalid_field("top_logprobs", "wants logprobs: true")
         if body.max_tokens is not None and body.max_completion_tokens is not None:
-            words = "max_tokens: and max_completion_tokens are one thing; give one"
-            raise ApiError("invalid_request_error", words, "max_tokens")
+            raise invalid_field("max_tokens", "and max_completion_tokens are one thing; give one")
         conversation, breakpoints = read_conversation(
             body.messages, body.tools or (), ignored,
             continues_last(body.continue_final_message, body.add_generation_prompt),
@@ -156,10 +149,7 @@ class OpenAIChat:
 
     def answer(self, call: Call, model: ServedModel, pieces: Sequence[Piece]) -> dict[str, Any]:
         choices = [_WholeChoice(number) for number in range(call.num_choices)]
-        found: dict[str, Any] = {
-            "id": call.id, "object": "chat.completion", "created": int(time.time()), "model": call.model,
-            "system_fingerprint": model.fingerprint, "choices": [],
-        }  # fmt: skip
+        found = {**answer_head(call, model, "chat.completion"), "choices": []}
         for piece in pieces:
             if isinstance(piece, Used):
                 found["usage"] = usage_json(piece)
@@ -173,18 +163,6 @@ class OpenAIChat:
         found["choices"] = [each.as_json(call, model) for each in choices]
         return found
 
-    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
-        return error_json(error)
-
-    def error_event(self, error: ApiError, request_id: str) -> bytes:
-        return data_event(error_json(error)[1])
-
-    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
-        return ()
-
-    def tokenizers(self) -> Iterable[Dialect]:
-        return ()
-
 
 def _response_format(given: dict[str, Any] | None, ignored: IgnoredFields) -> ResponseFormat | None:
     kind = None if given is None else given.get("type")
@@ -196,13 +174,11 @@ def _response_format(given: dict[str, Any] | None, ignored: IgnoredFields) -> Re
         return JSONSchema(json_schema={"type": "object"})
     if kind != "json_schema":
         known = "text, json_object, json_schema"
-        raise ApiError("invalid_request_error", f"response_format.type: {str(kind)[:50]!r} is unknown; known: {known}",
-                       "response_format.type")  # fmt: skip
+        raise invalid_field("response_format.type", f"{str(kind)[:50]!r} is unknown; known: {known}")
     described = given.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else described
     if not isinstance(described, dict) or not isinstance(schema, dict | None):
-        raise ApiError("invalid_request_error", "response_format.json_schema: must be an object with name and schema",
-                       "response_format.json_schema")  # fmt: skip
+        raise invalid_field("response_format.json_schema", "must be an object with name and schema")
     # The name and the description are for the model's makers. Every schema is kept to; a strict one is closed too.
     ignored.check(described, ("name", "description", "schema", "strict"), "response_format.json_schema")
     return answer_of(schema or {}, described.get("strict") is True)
@@ -222,18 +198,18 @@ def _tool_choice(given: str | dict[str, Any] | None, conversation: Conversation,
         return "auto"
     if isinstance(given, str):
         if given not in ("none", "auto", "required"):
-            words = f"tool_choice: {given[:50]!r} is unknown; known: none, auto, required, or a function by name"
-            raise ApiError("invalid_request_error", words, "tool_choice")
+            words = f"{given[:50]!r} is unknown; known: none, auto, required, or a function by name"
+            raise invalid_field("tool_choice", words)
         return given
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if given.get("type") != "function" or not isinstance(function, dict) or not isinstance(name, str):
-        words = 'tool_choice: must be {"type": "function", "function": {"name": ...}}; other types are not supported'
-        raise ApiError("invalid_request_error", words, "tool_choice")
+        words = 'must be {"type": "function", "function": {"name": ...}}; other types are not supported'
+        raise invalid_field("tool_choice", words)
     ignored.check(given, ("type", "function"), "tool_choice")
     ignored.check(function, ("name",), "tool_choice.function")
     if name not in {tool.name for tool in conversation.tools}:
-        raise ApiError("invalid_request_error", f"tool_choice: no tool is named {name[:64]!r}", "tool_choice")
+        raise invalid_field("tool_choice", f"no tool is named {name[:64]!r}")
     return name
 
 
@@ -280,21 +256,20 @@ class _WholeChoice:
 
 
 class ChatWriter:
-    """The chunks of a streamed chat: role and first text together, a finish for each choice, usage where asked for."""
+    """The writer of a streamed chat. The role comes with the first text, each choice ends with a finish reason, and
+    usage follows if requested.
+    """
 
     def __init__(self, call: Call, model: ServedModel):
         self._call, self._model = call, model
-        self._head = {
-            "id": call.id, "object": "chat.completion.chunk", "created": int(time.time()), "model": call.model,
-            "system_fingerprint": model.fingerprint,
-        }  # fmt: skip
+        self._head = answer_head(call, model, "chat.completion.chunk")
         self._begun: set[int] = set()
         self._includes_usage = bool(call.options.get("include_usage"))
         self._repeats_usage = bool(call.options.get("continuous_usage"))
         self._shows_ids = bool(call.options.get("token_ids"))
         self._has_logprobs = call.sampling.logprobs is not None
         self._prompt_tokens = self._completion_tokens = 0
-        self._prompt: dict[str, Any] = {}  # what the first chunk says of the prompt
+        self._prompt: dict[str, Any] = {}  # the prompt's fields in the first chunk
 
     def write(self, pieces: Sequence[Piece]) -> bytes:
         return b"".join(map(self._event, pieces))

@@ -1,12 +1,12 @@
-"""Share what OpenAI's dialects have in common: sampling fields, errors, usage, log-probabilities of tokens."""
+"""Define what OpenAI's dialects have in common: sampling fields, errors, usage, log-probabilities of tokens."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import orjson
 from pydantic import Field
 
 from workbench.prompt.tokenization.token_names import token_text
@@ -15,21 +15,27 @@ from workbench.response_format import Choices, JSONSchema, Lark, Regex, Response
 from workbench.serve.answers.pieces import EndReason, TokenLogprob, Used
 from workbench.serve.bodies.fields import Body, IgnoredFields, Int, Refused, Seed
 from workbench.serve.bodies.parts import Part
+from workbench.serve.call import Call
+from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.document import COUNT, TEXT, object_schema, optional
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps
 from workbench.serve.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 DONE = b"data: [DONE]\n\n"
 ERROR_SCHEMA = object_schema(
     error=object_schema(message=TEXT, type=TEXT, param=optional(TEXT), code=optional(TEXT)),
 )
 USAGE_SCHEMA = object_schema(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
-UNLIKELY = -9999.0  # in place of a log-probability of minus infinity, which JSON does not have
+UNLIKELY = -9999.0  # replaces minus infinity, which JSON does not have
 FINISH_REASONS: dict[EndReason, str] = {
     "stop": "stop", "stop_sequence": "stop", "length": "length", "context": "length", "tool_calls": "tool_calls",
     "content_filter": "content_filter", "cancelled": "content_filter",
 }  # fmt: skip
-STATUS = {"overloaded_error": 503}  # where OpenAI's differ from Anthropic's
+STATUS = {"overloaded_error": 503}  # codes of OpenAI that differ from Anthropic's
 TYPES = {
     "invalid_request_error": "invalid_request_error", "authentication_error": "invalid_request_error",
     "billing_error": "insufficient_quota", "permission_error": "invalid_request_error",
@@ -40,19 +46,21 @@ TYPES = {
 }  # fmt: skip
 CODES = {"authentication_error": "invalid_api_key", "rate_limit_error": "rate_limit_exceeded"}
 EFFORTS = {"none": 0.0, "minimal": 1 / 64, "low": 1 / 16, "medium": 1 / 8, "high": 1 / 4, "xhigh": 3 / 8, "max": 1 / 2}
-OTHER_SAMPLER = "this sampler is not served; use temperature, top_k, top_p or min_p"
+OTHER_SAMPLER = "this sampler is not supported; use temperature, top_k, top_p or min_p"
 SET_BY_SERVER = "the server sets it from the key's owner, so that tenants share no pages"
-NO_STREAM = "the answer is no stream"
-NO_ACCOUNT = "there is no account behind this server that it could concern"
+NO_STREAM = "the answer is not streamed"
+NO_ACCOUNT = "this server has no accounts of end users"
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
-Priority = Annotated[Int, Field(ge=0, lt=2**31)]  # 0 is the default: a client may stand behind others only
+Priority = Annotated[Int, Field(ge=0, lt=2**31)]  # 0 is the default: a client may only yield to others
 
 
 def kind_of_prompt(given: Any) -> str:
-    """Return the tag of what a prompt seems to be, so that an error is about that; in brackets as no field's name."""
+    """Return a tag for the kind of prompt that `given` appears to be, so that errors refer to this kind; brackets
+    distinguish the tag from a field name.
+    """
     if not isinstance(given, list):
         return "<text>"
     first = given[0] if given else 0
@@ -69,12 +77,12 @@ class StreamOptions(Part):
 
 
 class StructuredOutputs(Part):
-    """vLLM's way to say what an answer must be; one of these."""
+    """vLLM's form of structured outputs; exactly one field is given."""
 
     json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = None  # in Lark
+    grammar: str | None = None  # in Lark syntax
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **dict.fromkeys(
@@ -112,27 +120,27 @@ class SamplingBody(Body):
     stop: Stop | None = None
     top_k: Annotated[Int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None  # beyond these, logits overflow
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None  # outside of this range, logits overflow
     ignore_eos: bool | None = None
     stop_token_ids: list[Int] | None = None
     prompt_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None
-    deadline: Annotated[float, Field(gt=0, lt=1e9)] | None = None  # seconds, for policies that know deadlines
+    deadline: Annotated[float, Field(gt=0, lt=1e9)] | None = None  # seconds, for policies with deadlines
     structured_outputs: StructuredOutputs | None = None
 
     # Fields of vLLM, llama.cpp and OpenRouter.
     OTHERS_REFUSED: ClassVar[Mapping[str, Refused]] = {
         "cache_salt": Refused(SET_BY_SERVER),
-        "min_tokens": Refused("the engine has no lower bound of an answer; use ignore_eos", (0,)),
+        "min_tokens": Refused("the engine has no minimum length of an answer; use ignore_eos", (0,)),
         "skip_special_tokens": Refused("control tokens are never shown", (True,)),
-        "include_stop_str_in_output": Refused("what stops an answer is no part of it", (False,)),
-        "truncate_prompt_tokens": Refused("the server's setting `overflow` decides what is cut"),
-        "use_beam_search": Refused("answers are sampled here", (False,)),
-        "length_penalty": Refused("it is of beams, which are not served", (1.0, 1)),
-        "early_stopping": Refused("it is of beams, which are not served", (False,)),
-        "logits_processors": Refused("no code is taken from a request", ([],)),
+        "include_stop_str_in_output": Refused("a stop string is never part of the answer", (False,)),
+        "truncate_prompt_tokens": Refused("the server's setting `overflow` decides which part of a prompt is cut"),
+        "use_beam_search": Refused("answers are sampled, not searched", (False,)),
+        "length_penalty": Refused("it belongs to beam search, which is not served", (1.0, 1)),
+        "early_stopping": Refused("it belongs to beam search, which is not served", (False,)),
+        "logits_processors": Refused("the server runs no code from a request", ([],)),
         "thinking_token_budget": Refused("use reasoning_effort"),
         "max_thinking_tokens": Refused("use reasoning_effort"),
         **dict.fromkeys(("bad_words", "allowed_token_ids"), Refused("use logit_bias", ([],))),
@@ -145,18 +153,18 @@ class SamplingBody(Body):
             Refused(OTHER_SAMPLER, (0, 0.0)),
         ),
         **dict.fromkeys(("typical_p", "tfs_z"), Refused(OTHER_SAMPLER, (1, 1.0))),
-        **dict.fromkeys(("lora_request", "adapter", "plugins", "transforms"), Refused("models are as they are", ([],))),
+        **dict.fromkeys(("lora_request", "adapter", "plugins", "transforms"), Refused("models cannot change", ([],))),
     }
     OTHERS_IGNORED: ClassVar[Mapping[str, str]] = {
         "request_id": "the server gives each call an id of its own",
-        "guided_decoding_backend": "there is one compiler of grammars",
+        "guided_decoding_backend": "the server has one grammar compiler",
         "spaces_between_special_tokens": "control tokens are never shown",
-        "cache_prompt": "every prefix is kept as long as there is room",
-        **dict.fromkeys(("provider", "models", "route"), "there is nowhere to route to"),
+        "cache_prompt": "every prefix is cached while there is room",
+        **dict.fromkeys(("provider", "models", "route"), "the server does not route to other providers"),
     }
 
     def sampling(self, max_tokens: int, **more: Any) -> SamplingParameters:
-        """Return the sampling parameters; ValidationError and ApiError for what cannot be."""
+        """Return the sampling parameters; ValidationError or ApiError for invalid ones."""
         values: dict[str, Any] = {"max_tokens": max_tokens, "seed": _seed(self.seed)}
         for name in (
             "n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "min_p", "repetition_penalty",
@@ -214,8 +222,34 @@ def error_json(error: ApiError) -> tuple[int, dict[str, Any]]:
     return STATUS.get(error.kind, error.status), {"error": body}
 
 
+class OpenAIDialect:
+    """The base class of OpenAI's dialects: it writes errors in OpenAI's shape, and has no further routes."""
+
+    ping, request_id_header, error_schema = PING, "x-request-id", ERROR_SCHEMA
+
+    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
+        return error_json(error)
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        return data_event(error_json(error)[1])
+
+    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
+        return ()
+
+    def tokenizers(self) -> Iterable[Dialect]:
+        return ()
+
+
+def answer_head(call: Call, model: ServedModel, kind: str) -> dict[str, Any]:
+    """Return the first fields of an answer or of a streamed chunk: id, kind, time and model."""
+    return {
+        "id": call.id, "object": kind, "created": int(time.time()), "model": call.model,
+        "system_fingerprint": model.fingerprint,
+    }  # fmt: skip
+
+
 def data_event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + dumps(value) + b"\n\n"
 
 
 def usage_json(used: Used) -> dict[str, Any]:
@@ -234,7 +268,7 @@ def usage_json(used: Used) -> dict[str, Any]:
 
 
 def chat_logprobs(model: ServedModel, tokens: Sequence[TokenLogprob], as_ids: bool = False) -> dict[str, Any]:
-    """Return log-probabilities in the shape of chats."""
+    """Return log-probabilities of tokens in the shape of chat completions."""
 
     def one(token_id: int, logprob: float | None) -> dict[str, Any]:
         tokenizer = model.tokenizer

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
@@ -15,16 +14,15 @@ from workbench.request import MAX_LOGPROBS
 from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, Thought, TokenLogprob, Used
 from workbench.serve.bodies.fields import IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller, PromptInput
-from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
     DONE,
-    ERROR_SCHEMA,
     FINISH_REASONS,
     NO_ACCOUNT,
     USAGE_SCHEMA,
+    OpenAIDialect,
     SamplingBody,
+    answer_head,
     data_event,
-    error_json,
     finite,
     kind_of_prompt,
     new_id,
@@ -32,13 +30,10 @@ from workbench.serve.dialects.openai.common import (
     usage_json,
 )
 from workbench.serve.document import COUNT, OBJECT, TEXT, list_schema, object_schema, one_of, optional
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import invalid_field
 from workbench.serve.served_model import ServedModel
 
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-DEFAULT_MAX_TOKENS = 16  # as at OpenAI
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 MAX_PROMPTS = 1024
 Ids = list[Int]
 
@@ -60,7 +55,7 @@ class CompletionBody(SamplingBody):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **SamplingBody.OTHERS_REFUSED,
-        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
+        "add_special_tokens": Refused("the tokenizer adds its special tokens before a text", (True,)),
         **dict.fromkeys(("tools", "messages"), Refused("use /v1/chat/completions", ([],))),
         **dict.fromkeys(("reasoning_effort", "reasoning", "thinking"), Refused("use /v1/chat/completions")),
         **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), Refused("use max_tokens")),
@@ -83,26 +78,23 @@ ANSWER_SCHEMA = object_schema(
 )  # fmt: skip
 
 
-class OpenAICompletions:
+class OpenAICompletions(OpenAIDialect):
     """The dialect of `/v1/completions`."""
 
     name, path, body = "openai.completions", "/v1/completions", CompletionBody
-    ping, request_id_header = PING, "x-request-id"
-    answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
+    answer_schema = ANSWER_SCHEMA
 
     def parse(self, body: CompletionBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         body.note_stream_options(ignored)
         if body.max_tokens == 0 and not body.echo:
-            words = "max_tokens: 0 only reads the prompt, which echo shows; set echo, or give at least 1"
-            raise ApiError("invalid_request_error", words, "max_tokens")
+            raise invalid_field("max_tokens", "0 only reads the prompt: set echo to return it, or give at least 1")
         n, best_of = body.n or 1, body.best_of
         if best_of is not None and best_of < n:
-            raise ApiError("invalid_request_error", f"best_of: {best_of} is less than n", "best_of")
+            raise invalid_field("best_of", f"{best_of} is less than n")
         more: dict[str, Any] = {"logprobs": body.logprobs} if body.logprobs is not None else {}
         if best_of is not None and best_of > n:
             if body.stream:
-                words = "best_of: above n it cannot be streamed: the best are known at the end"
-                raise ApiError("invalid_request_error", words, "best_of")
+                raise invalid_field("best_of", "above n cannot be streamed: the best are known only at the end")
             more["best_of"] = best_of
         wanted = body.prompt_logprobs
         if body.echo and body.logprobs is not None:
@@ -124,10 +116,7 @@ class OpenAICompletions:
 
     def answer(self, call: Call, model: ServedModel, pieces: Sequence[Piece]) -> dict[str, Any]:
         whole = [_CompletionChoice(number, call, model) for number in range(call.num_choices)]
-        found: dict[str, Any] = {
-            "id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model,
-            "system_fingerprint": model.fingerprint,
-        }  # fmt: skip
+        found = answer_head(call, model, "text_completion")
         for piece in _shown(call, pieces):
             if isinstance(piece, Used):
                 found["usage"] = usage_json(piece)
@@ -138,21 +127,9 @@ class OpenAICompletions:
                 whole[piece.choice].add(piece)
         return {**found, "choices": [each.take() for each in whole]}
 
-    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
-        return error_json(error)
-
-    def error_event(self, error: ApiError, request_id: str) -> bytes:
-        return data_event(error_json(error)[1])
-
-    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
-        return ()
-
-    def tokenizers(self) -> Iterable[Dialect]:
-        return ()
-
 
 def _shown(call: Call, pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the pieces that the client sees: of a call that only reads its prompt, none of the one token."""
+    """Yield the pieces that the client sees: without the one token of a call that only reads its prompt."""
     for piece in pieces:
         if not call.only_warms:
             yield piece
@@ -168,30 +145,30 @@ def _prompts(given: Any) -> tuple[PromptInput, ...]:
     if isinstance(given, str):
         return (given,)
     if not given:
-        raise ApiError("invalid_request_error", "prompt: is empty; give a text, token ids, or a list of them", "prompt")
+        raise invalid_field("prompt", "is empty; give a text, token ids, or a list of them")
     if isinstance(given[0], int):
         return (tuple(given),)
     return tuple(each if isinstance(each, str) else tuple(each) for each in given)
 
 
 class _CompletionChoice:
-    """One choice of a completion: what of it was not written yet, in OpenAI's shape."""
+    """The unwritten part of one choice of a completion, in OpenAI's shape."""
 
     def __init__(self, number: int, call: Call, model: ServedModel):
         self.number, self._call, self._model = number, call, model
         self._texts: list[str] = []
-        self._tokens: list[tuple[TokenLogprob, int]] = []  # each with the place of its first character
+        self._tokens: list[tuple[TokenLogprob, int]] = []  # (token, offset of its first character)
         self._ids: list[int] = []
         self._prompt: dict[str, Any] = {}
-        self._echoed: tuple[int, ...] = ()  # ids of a prompt that is to be shown as text
-        self._first = 0  # characters of the prompt that is shown
+        self._echoed: tuple[int, ...] = ()  # prompt ids to show as text
+        self._first = 0  # characters of the shown prompt
         self._length = 0  # characters of the answer
-        self._last = 0  # place of the last token
+        self._last = 0  # offset of the last token
         self._places: TextPlaces | None = None
         self._ended: Ended | None = None
 
     def begin(self, piece: PromptRead) -> None:
-        """Take the prompt, which stands before the answer where `echo` says so."""
+        """Take the prompt, which precedes the answer if the call has `echo`."""
         call = self._call
         if call.options.get("token_ids"):
             self._prompt["prompt_token_ids"] = piece.token_ids
@@ -213,7 +190,7 @@ class _CompletionChoice:
         if piece.logprobs and tokenizer is not None:
             of_prompt = TextPlaces(tokenizer, named=not isinstance(given, str))
             places = [min(of_prompt.push(id), self._first) for id in ids]
-            if isinstance(given, str) and tokenizer.decode(ids) != given:  # written otherwise than its tokens
+            if isinstance(given, str) and tokenizer.decode(ids) != given:  # its tokens decode to another text
                 read, spans = tokenizer.encode_with_offsets(given)
                 own = [first for first, _ in spans] if read == list(ids[-len(read) :]) else places
                 places = [0] * (len(ids) - len(own)) + own
@@ -241,11 +218,11 @@ class _CompletionChoice:
                 self._tokens.append((token, self._last))
         elif isinstance(piece, Ended):
             self._ended = piece
-            end = self._first + self._length  # tokens within a stop string, and behind it, have no text
+            end = self._first + self._length  # tokens in or after a stop string have no text
             self._tokens = [(token, min(place, end)) for token, place in self._tokens]
 
     def take(self) -> dict[str, Any]:
-        """Return what came since the last time; a token as soon as its first character did, or the end."""
+        """Return the part since the last call; a token is included once its first character or the end has come."""
         text = self._echo() + "".join(self._texts)
         ended, shown = self._ended, self._first + self._length
         waits = [ended is None and self._places is not None and place >= shown for _, place in self._tokens]
@@ -273,7 +250,7 @@ class _CompletionChoice:
         }
 
     def _top(self, token: TokenLogprob, as_ids: bool) -> dict[str, float | None] | None:
-        """Return the likeliest tokens by name, with the token itself; null for the first of a prompt."""
+        """Return log-probabilities of the likeliest tokens and the token itself; None for a prompt's first token."""
         if token.logprob is None:
             return None
         found = top_by_name(self._model.tokenizer, token.token_id, token.logprob, token.top, as_ids)
@@ -281,18 +258,15 @@ class _CompletionChoice:
 
 
 class CompletionWriter:
-    """The chunks of a streamed completion."""
+    """The writer of a streamed completion: `write` returns the chunks of pieces as bytes."""
 
     def __init__(self, call: Call, model: ServedModel):
         self._call = call
         self._choices = [_CompletionChoice(number, call, model) for number in range(call.num_choices)]
-        self._head = {
-            "id": call.id, "object": "text_completion", "created": int(time.time()), "model": call.model,
-            "system_fingerprint": model.fingerprint,
-        }  # fmt: skip
+        self._head = answer_head(call, model, "text_completion")
         self._includes_usage = bool(call.options.get("include_usage"))
         self._repeats_usage = bool(call.options.get("continuous_usage"))
-        self._counts = [0, 0]  # tokens of prompts and of answers
+        self._counts = [0, 0]  # [prompt tokens, answer tokens]
 
     def write(self, pieces: Sequence[Piece]) -> bytes:
         return b"".join(map(self._event, _shown(self._call, pieces)))

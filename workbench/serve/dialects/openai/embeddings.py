@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import secrets
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from pydantic import Discriminator, Field, Tag
 
@@ -15,31 +15,25 @@ from workbench.serve.answers.pieces import Embedded, Piece, Used
 from workbench.serve.answers.prompt_work import DIMENSIONS, LAYER
 from workbench.serve.bodies.fields import Body, IgnoredFields, Int, Refused
 from workbench.serve.call import Call, Caller
-from workbench.serve.dialect import PING, Dialect, RouteServices
 from workbench.serve.dialects.openai.common import (
-    ERROR_SCHEMA,
     NO_ACCOUNT,
     SET_BY_SERVER,
+    OpenAIDialect,
     SamplingBody,
-    data_event,
-    error_json,
     kind_of_prompt,
 )
 from workbench.serve.document import COUNT, OBJECT, list_schema, object_schema, one_of
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import invalid_field
 from workbench.serve.served_model import ServedModel
 
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-MAX_INPUTS = 2048  # as at OpenAI
+MAX_INPUTS = 2048  # OpenAI's limit
 
 
 class EmbeddingBody(Body):
     """The body of an embedding.
 
-    `dimensions` keeps the first numbers of a vector and gives them unit length again. `layer` is ours: hidden states
-    after so many layers; the last, after the final norm, unless given.
+    `dimensions` keeps the first numbers of a vector and normalizes them again. `layer` is our field: hidden states
+    after that many layers; default: all layers and the final norm.
     """
 
     model: str
@@ -57,11 +51,11 @@ class EmbeddingBody(Body):
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         "cache_salt": Refused(SET_BY_SERVER),
         "truncate_prompt_tokens": Refused("shorten the input"),
-        "add_special_tokens": Refused("a text has the tokens before it that the tokenizer puts there", (True,)),
+        "add_special_tokens": Refused("the tokenizer adds its special tokens before a text", (True,)),
         "normalize": Refused("vectors have unit length", (True,)),
         **dict.fromkeys(
             ("input_type", "task", "prompt_name", "instruction", "messages"),
-            Refused("texts are embedded as they are"),
+            Refused("texts are embedded unchanged"),
         ),
         **dict.fromkeys(("embed_dtype", "output_dtype"), Refused("numbers are floats", ("float", "float32"))),
     }
@@ -72,12 +66,10 @@ class EmbeddingBody(Body):
     }
 
 
-class OpenAIEmbeddings:
+class OpenAIEmbeddings(OpenAIDialect):
     """The dialect of `/v1/embeddings`."""
 
     name, path, body = "openai.embeddings", "/v1/embeddings", EmbeddingBody
-    ping, request_id_header = PING, "x-request-id"
-    error_schema = ERROR_SCHEMA
     answer_schema = object_schema(
         object=one_of("list"), data=list_schema(object_schema(object=one_of("embedding"), index=COUNT)), usage=OBJECT,
     )  # fmt: skip
@@ -113,28 +105,16 @@ class OpenAIEmbeddings:
             "workbench": {"pooling": "mean", "layer": layer, "num_layers": layers, "unit_length": True},
         }
 
-    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
-        return error_json(error)
-
-    def error_event(self, error: ApiError, request_id: str) -> bytes:
-        return data_event(error_json(error)[1])
-
-    def routes(self, services: RouteServices) -> Iterable[APIRouter]:
-        return ()
-
-    def tokenizers(self) -> Iterable[Dialect]:
-        return ()
-
 
 def _texts(body: EmbeddingBody) -> list[str] | list[Sequence[int]]:
     given: Any = body.input
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
     if not 1 <= len(given) <= MAX_INPUTS:
-        raise ApiError("invalid_request_error", f"input: give 1 to {MAX_INPUTS:,} texts, not {len(given):,}", "input")
+        raise invalid_field("input", f"give 1 to {MAX_INPUTS:,} texts, not {len(given):,}")
     empty = next((place for place, text in enumerate(given) if not text), None)
     if empty is not None:
-        raise ApiError("invalid_request_error", f"input.{empty}: is empty; give a text or token ids", f"input.{empty}")
+        raise invalid_field(f"input.{empty}", "is empty; give a text or token ids")
     return given
 
 

@@ -9,9 +9,9 @@ from workbench.prompt.conversation import Conversation
 from workbench.prompt.turns import SYSTEM_ROLES, THOUGHT_FIELDS, Turn, parse_content, parse_turn
 from workbench.serve.bodies.fields import IgnoredFields
 from workbench.serve.call import Breakpoint
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import ApiError, invalid_field
 
-# Fields of a message by its role; those of other roles are refused.
+# Fields of a message by its role; fields of other roles are refused.
 FIELDS = {
     "user": ("role", "content", "name"),
     "assistant": ("role", "content", "tool_calls", "name", *THOUGHT_FIELDS),
@@ -20,9 +20,9 @@ FIELDS = {
     **dict.fromkeys(SYSTEM_ROLES, ("role", "content", "name")),
 }
 ALL_FIELDS = frozenset(name for names in FIELDS.values() for name in names)
-# Refused where they say something: the answer would be another. The last three are other servers' ways to continue.
+# Refused unless neutral, since they would change the answer. The last three are other servers' forms of continuing.
 REFUSED_FIELDS = ("audio", "function_call", "refusal", "prefix", "partial", "prefill")
-IGNORED_FIELDS = {"annotations": "no template shows them"}  # of an answer that is sent back
+IGNORED_FIELDS = {"annotations": "no chat template shows it"}  # in an answer sent back
 BREAKPOINT = "prompt_cache_breakpoint"
 PART_FIELDS = ("type", "text", BREAKPOINT)
 TOOL_FIELDS, FUNCTION_FIELDS = ("type", "function"), ("name", "description", "parameters", "strict")
@@ -37,9 +37,9 @@ def read_conversation(
     ignored: IgnoredFields | None = None,
     continues: bool = False,
 ) -> tuple[Conversation, tuple[Breakpoint, ...]]:
-    """Return the conversation and its breakpoints (ApiError or WorkbenchError with the path of what is wrong).
+    """Return the conversation and its breakpoints (ApiError or WorkbenchError with the path of the error).
 
-    What is ignored goes into `ignored`; unknown fields are refused without it.
+    Ignored fields go into `ignored`; without it, unknown fields are refused.
     """
     ignored = IgnoredFields(is_strict=True) if ignored is None else ignored
     system: list[str] = []
@@ -60,8 +60,7 @@ def read_conversation(
     for number, tool in enumerate(tools):
         if tool.get("type") != "function":
             kind = str(tool.get("type"))[:50]
-            raise ApiError("invalid_request_error", f"tools.{number}.type: {kind!r} is not supported; use function",
-                           f"tools.{number}.type")  # fmt: skip
+            raise invalid_field(f"tools.{number}.type", f"{kind!r} is not supported; use function")
         tool = ignored.check(tool, TOOL_FIELDS, f"tools.{number}")  # a template may show the whole declaration
         if isinstance(tool.get("function"), Mapping):
             tool["function"] = ignored.check(tool["function"], FUNCTION_FIELDS, f"tools.{number}.function")
@@ -72,13 +71,13 @@ def read_conversation(
 
 
 def continues_last(continue_final_message: bool | None, add_generation_prompt: bool | None) -> bool:
-    """Return whether vLLM's two fields ask to go on with the last message (ApiError for what is not carried out)."""
+    """Return whether vLLM's two fields ask to continue the last message (ApiError for unsupported combinations)."""
     if continue_final_message and add_generation_prompt:
-        words = "add_generation_prompt: begins a message, and continue_final_message goes on with one; give one"
-        raise ApiError("invalid_request_error", words, "add_generation_prompt")
+        words = "begins a message, and continue_final_message goes on with one; give one"
+        raise invalid_field("add_generation_prompt", words)
     if add_generation_prompt is False and not continue_final_message:
-        words = "add_generation_prompt: false is not supported without continue_final_message: the model would go on " \
-                "with what a user says"  # fmt: skip
+        words = "add_generation_prompt: false is not supported without continue_final_message: the model would " \
+                "continue the user's text"  # fmt: skip
         raise ApiError("invalid_request_error", words, "add_generation_prompt", "unsupported")
     return bool(continue_final_message)
 
@@ -86,14 +85,13 @@ def continues_last(continue_final_message: bool | None, add_generation_prompt: b
 def _check_message(message: Mapping[str, Any], where: str, ignored: IgnoredFields) -> None:
     for name in REFUSED_FIELDS:
         if message.get(name):
-            raise ApiError("invalid_request_error", f"{where}.{name}: is not supported", f"{where}.{name}")
+            raise invalid_field(f"{where}.{name}", "is not supported")
     role = str(message.get("role"))
     known = FIELDS.get(role)
-    if known is not None:  # an unknown role is refused behind this
+    if known is not None:  # an unknown role is refused later
         for name in ALL_FIELDS.difference(known):
             if message.get(name) is not None:
-                words = f"{where}.{name}: does not belong to a message of the role {role}"
-                raise ApiError("invalid_request_error", words, f"{where}.{name}")
+                raise invalid_field(f"{where}.{name}", f"does not belong to a message of the role {role}")
         for name in IGNORED_FIELDS:
             if message.get(name):
                 ignored.add(f"{where}.{name}", IGNORED_FIELDS[name])
@@ -107,14 +105,14 @@ def _check_message(message: Mapping[str, Any], where: str, ignored: IgnoredField
 
 
 def _without_breakpoints(content: Any, where: str, ignored: IgnoredFields) -> tuple[Any, list[float]]:
-    """Return a content without breakpoints, and the lifetimes of those that it has in seconds."""
+    """Return a content without its breakpoints, and the breakpoints' lifetimes in seconds."""
     if not isinstance(content, list):
         return content, []
     found: list[float] = []
     parts = []
     for number, part in enumerate(content):
         if isinstance(part, Mapping):
-            if part.get("type") == "text":  # others are refused as a whole
+            if part.get("type") == "text":  # other parts are refused as a whole
                 ignored.check(part, PART_FIELDS, f"{where}.content.{number}")
             if part.get(BREAKPOINT) is not None:
                 found.append(_lifetime(part[BREAKPOINT], f"{where}.content.{number}.{BREAKPOINT}", ignored))
@@ -129,5 +127,5 @@ def _lifetime(given: Any, where: str, ignored: IgnoredFields) -> float:
     ttl = wanted["ttl"]
     if wanted["mode"] != "explicit" or not isinstance(ttl, str) or ttl not in LIFETIMES:
         known = ", ".join(LIFETIMES)
-        raise ApiError("invalid_request_error", f"{where}: must have mode explicit and a ttl of {known}", where)
+        raise invalid_field(where, f"must have mode explicit and a ttl of {known}")
     return LIFETIMES[ttl]

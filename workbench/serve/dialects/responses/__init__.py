@@ -1,1 +1,1 @@
-"""OpenAI's Responses."""
+"""Speak OpenAI's Responses."""

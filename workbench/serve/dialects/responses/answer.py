@@ -2,7 +2,7 @@
 
     created  in_progress  ( output_item.added  ...  output_item.done ) ...  completed | incomplete
 
-An item is a thought, a message or a call of a function; within a thought and a message stands one part:
+An item is a thought, a message or a function call; a thought or message contains one part:
 
     output_item.added  content_part.added  *.delta ...  *.done  content_part.done  output_item.done
 """
@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from workbench.prompt.cache_miss import CacheMiss
 from workbench.prompt.turns import AssistantTurn, ToolCall
 from workbench.serve.answers.pieces import Ended, Piece, Text, Thought, ToolArguments, ToolCallBegun, Used
 from workbench.serve.call import Call
 from workbench.serve.dialects.openai.common import chat_logprobs
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps
 from workbench.serve.served_model import ServedModel
 
 INCOMPLETE = {
@@ -31,19 +30,19 @@ INCOMPLETE = {
     "cancelled": "steered",
 }
 TWELVE_HOURS = 43200.0
-CACHE_MISS = "cache_miss"  # in the notes of a call
-MISS_REASONS = {"model_changed": "model_changed", "tools_changed": "tools_changed"}  # the others: input_changed
+CACHE_MISS = "cache_miss"  # name in the notes of a call
+MISS_REASONS = {"model_changed": "model_changed", "tools_changed": "tools_changed"}  # other reasons: input_changed
 
 
 @dataclass
 class ResponseWriter:
-    """The writer of one response, streamed; `response` is the whole, once `Used` was written.
+    """The writer of one streamed response; `response` is the whole response, once `Used` was written.
 
     Args:
-        call: what is answered; `options["echo"]` has the fields that the response repeats.
+        call: the call; `options["echo"]` has the fields that the response repeats.
         model: the model that answers.
-        seal: returns what a thought is sent back as, for a client that asks for `encrypted_content`; None: not asked.
-        finish: is called with the response and the turn that it is, at the end.
+        seal: returns the `encrypted_content` of a thought; None if the client did not ask for it.
+        finish: called at the end with the response and its turn.
     """
 
     call: Call
@@ -71,7 +70,7 @@ class ResponseWriter:
     def _event(self, kind: str, **values: Any) -> bytes:
         data = {"type": kind, **values, "sequence_number": self.sequence}
         self.sequence += 1
-        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+        return b"event: " + kind.encode() + b"\ndata: " + dumps(data) + b"\n\n"
 
     def _events(self, piece: Piece) -> list[bytes]:
         begun = [] if self.response else self._start()
@@ -201,10 +200,12 @@ class ResponseWriter:
 
 
 def cache_diagnostics(call: Call, from_kept_answer: bool = False) -> dict[str, Any] | None:
-    """Return why the prompt was not read from the cache, beside the response that the client named."""
+    """Return why the prompt was not read from the cache, compared with the earlier response that the client named; None
+    if it named none.
+    """
     if not call.previous:
         return None
-    if from_kept_answer:  # no prompt was read at all
+    if from_kept_answer:  # the prompt was not read
         return {"type": "unavailable", "workbench": {"kind": "kept_answer"}}
     miss = call.notes.get(CACHE_MISS)
     if not isinstance(miss, CacheMiss):

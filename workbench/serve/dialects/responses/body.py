@@ -1,4 +1,4 @@
-"""Define the body of OpenAI's Responses: items of the input, tools, and what is refused, with reasons."""
+"""Define the body of OpenAI's Responses: items of the input, tools, and refused fields with reasons."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workbench.serve.bodies.parts import Part, refused_types, type_of
 from workbench.serve.dialects.openai.common import NO_ACCOUNT, Effort
 
 TEXT_ONLY = "the models here read text; give its text"
-FUNCTIONS_ONLY = "this server carries out no tools itself; declare a function and answer its calls"
+FUNCTIONS_ONLY = "this server runs no tools itself; declare a function and answer its calls"
 CALLERS = {
-    "caller": Refused("functions are called by the model alone", ({"type": "direct"},)),
+    "caller": Refused("only the model calls functions", ({"type": "direct"},)),
     "namespace": Refused(FUNCTIONS_ONLY),
 }
 
@@ -34,7 +34,7 @@ class TextPart(Part):
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "annotations": "answers here cite nothing",
+        "annotations": "answers here have no citations",
         "logprobs": "an earlier answer is read as text",
     }
 
@@ -67,9 +67,9 @@ class MessageItem(Part):
     type: Literal["message"] = "message"
 
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "id": "items are read by their content",
-        "status": "items are read by their content",
-        "phase": "a template has no place for it",
+        "id": "the server reads only an item's content",
+        "status": "the server reads only an item's content",
+        "phase": "a chat template has no place for it",
     }
 
 
@@ -81,8 +81,8 @@ class FunctionCallItem(Part):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {**CALLERS, "async": Refused(FUNCTIONS_ONLY, (False,))}
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "id": "calls are known by their call_id",
-        "status": "items are read by their content",
+        "id": "a call is identified by its call_id",
+        "status": "the server reads only an item's content",
     }
 
 
@@ -93,9 +93,9 @@ class FunctionOutputItem(Part):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = CALLERS
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "id": "results are known by their call_id",
-        "name": "the call has the name",
-        "status": "items are read by their content",
+        "id": "a result is identified by its call_id",
+        "name": "the function_call item has the name",
+        "status": "the server reads only an item's content",
     }
 
 
@@ -105,7 +105,7 @@ class ReasoningText(Part):
 
 
 class ReasoningItem(Part):
-    """A thought of an earlier answer; `encrypted_content`, where there is any, is read in place of its text."""
+    """A thought of an earlier answer; `encrypted_content`, if given, replaces its text."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
@@ -113,8 +113,8 @@ class ReasoningItem(Part):
     encrypted_content: str | None = None
 
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "id": "items are read by their content",
-        "status": "items are read by their content",
+        "id": "the server reads only an item's content",
+        "status": "the server reads only an item's content",
     }
 
 
@@ -157,7 +157,7 @@ def _refuse_other_tools(tool: Any) -> Any:
 
 
 class FunctionTool(Part):
-    """A function. With `strict` its schema is carried out as a whole, or refused."""
+    """A function. With `strict` its whole schema is enforced, or refused."""
 
     type: Literal["function"]
     name: str
@@ -166,12 +166,12 @@ class FunctionTool(Part):
     strict: bool | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "allowed_callers": Refused("functions are called by the model alone", (["direct"],)),
+        "allowed_callers": Refused("only the model calls functions", (["direct"],)),
         "async": Refused("calls are answered in the next request", (False,)),
-        "defer_loading": Refused("this server searches no tools; give those that the model may call", (False,)),
+        "defer_loading": Refused("this server has no tool search; give every tool that the model may call", (False,)),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "output_schema": "results are read as text",
+        "output_schema": "tool results are read as text",
     }
 
 
@@ -201,29 +201,29 @@ class TextFormat(Part):
 class TextConfig(Part):
     format: TextFormat | None = None
 
-    IGNORED: ClassVar[Mapping[str, str]] = {"verbosity": "the model was not trained to obey it"}
+    IGNORED: ClassVar[Mapping[str, str]] = {"verbosity": "the model was not trained for a verbosity"}
 
 
 class Reasoning(Part):
     effort: Effort | None = None
 
-    REFUSED: ClassVar[Mapping[str, Refused]] = {"mode": Refused("there is one mode", ("standard",))}
+    REFUSED: ClassVar[Mapping[str, Refused]] = {"mode": Refused("the server has one mode", ("standard",))}
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "summary": "the whole thought is shown, and no summary of it",
-        "generate_summary": "the whole thought is shown, and no summary of it",
-        "context": "the template decides which thoughts are read",
+        "summary": "the whole thought is returned, not a summary",
+        "generate_summary": "the whole thought is returned, not a summary",
+        "context": "the chat template decides which thoughts the model reads",
     }
 
 
 class PromptCacheOptions(Part):
-    """`comparison_response_id` names the response with which a miss is explained."""
+    """Cache options; a miss is explained against the response `comparison_response_id`."""
 
     comparison_response_id: Annotated[str, Field(max_length=256)] | None = None
     prewarm: bool = False
 
     IGNORED: ClassVar[Mapping[str, str]] = {
-        "mode": "every prefix is kept as long as there is room, and explicit breakpoints beyond that",
-        "ttl": "a breakpoint carries its own",
+        "mode": "every prefix is cached while there is room, and explicit breakpoints beyond that",
+        "ttl": "each breakpoint has its own lifetime",
     }
 
 
@@ -232,7 +232,7 @@ class ResponseStreamOptions(Part):
 
 
 class InputTokensBody(Body):
-    """The body of a count of tokens: all that the prompt is built of."""
+    """The body of a token count: all fields that determine the prompt."""
 
     model: str
     input: Annotated[
@@ -251,22 +251,22 @@ class InputTokensBody(Body):
     text: TextConfig | None = None
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "conversation": Refused("conversations are not stored apart; use previous_response_id"),
-        "truncation": Refused("the server's setting `overflow` decides what is cut", ("disabled",)),
-        "personality": Refused("say it in instructions"),
+        "conversation": Refused("conversations are not stored separately; use previous_response_id"),
+        "truncation": Refused("the server's setting `overflow` decides which part of a prompt is cut", ("disabled",)),
+        "personality": Refused("put the personality into instructions"),
     }
 
 
 INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
-OTHER_PARTS = (  # of answers, which here have none
+OTHER_PARTS = (  # parts of answers that no answer here has
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 )  # fmt: skip
 
 
 def _note_other_parts(name: str, info: ValidationInfo) -> str:
-    """Note a part of answers that none here has: absent, it leaves the answer what it was (ApiError for an unknown one,
-    where these are refused)."""
+    """Record as ignored a requested part that no answer here has, which does not change the answer (ApiError for an
+    unknown part, if unknown fields are refused)."""
     ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields(is_strict=True)
     if name in OTHER_PARTS:
         ignored.add(f"include.{name}", "answers here have no such part")
@@ -299,19 +299,19 @@ class ResponsesBody(InputTokensBody):
         "top_k": Refused("this protocol has no such field; /v1/chat/completions has", (0,)),
         "messages": Refused("use input", ([],)),
         "system": Refused("use instructions", ("", [])),
-        "background": Refused("use /v1/batches for what no client waits for", (False,)),
+        "background": Refused("use /v1/batches for requests that no client waits for", (False,)),
         "context_management": Refused("histories are not compacted here", ([],)),
-        "moderation": Refused("what is moderated is set at the gateway"),
+        "moderation": Refused("moderation is set at the gateway"),
         "prompt": Refused("prompts are not stored here; give instructions and input"),
         "image": Refused(TEXT_ONLY),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         "access_programs": NO_ACCOUNT,
         "background_options": "no response runs in the background",
-        "max_tool_calls": "it bounds the server's own tools, of which there are none",
+        "max_tool_calls": "it limits the server's own tools, and this server has none",
         "user": NO_ACCOUNT,
         "safety_identifier": NO_ACCOUNT,
-        "service_tier": "there is one tier",
-        "prompt_cache_key": "one server has one cache: there is nowhere to route to",
-        "prompt_cache_retention": "every prefix is kept as long as there is room; breakpoints carry lifetimes",
+        "service_tier": "the server has one service tier",
+        "prompt_cache_key": "one server has one cache, so no routing is needed",
+        "prompt_cache_retention": "every prefix is cached while there is room; breakpoints have lifetimes",
     }

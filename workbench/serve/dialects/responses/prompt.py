@@ -1,6 +1,6 @@
 """Turn the items of OpenAI's Responses into a conversation, with its breakpoints.
 
-An assistant's message, and the thoughts and calls around it, are items of their own here and one turn of a
+An assistant's message, and the thoughts and calls around it, are separate items of the protocol and one turn of the
 conversation.
 """
 
@@ -24,20 +24,20 @@ from workbench.serve.dialects.responses.body import (
     RefusalPart,
 )
 from workbench.serve.dialects.responses.store import StoredResponse
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import invalid_field
 
 SECONDS = {"30m": 1800.0, "12h": 43200.0}
 
 
 @dataclass
 class InputReader:
-    """Collects system texts, turns and breakpoints from items.
+    """A reader of input items, which collects system texts, turns and breakpoints.
 
     Args:
-        unseal: returns the thought in an `encrypted_content` (WorkbenchError for a changed one).
-        system: texts before the first turn; those of `previous` come first.
-        turns: of the conversation, those of `previous` first.
-        breakpoints: in the order of the prompt.
+        unseal: returns the thought in an `encrypted_content` (WorkbenchError if it was changed).
+        system: texts before the first turn, beginning with the previous response's.
+        turns: turns of the conversation, beginning with the previous response's.
+        breakpoints: breakpoints in the order of the prompt.
     """
 
     unseal: Callable[[str], str]
@@ -63,7 +63,7 @@ class InputReader:
                 self.turns[-1] = turn.model_copy(update={"thinking": thought})
 
     def _answer(self) -> AssistantTurn:
-        """Return the assistant's turn that items now join; a new one after another's turn."""
+        """Return the assistant's turn that the next items join; a new turn after a turn of another role."""
         if not self.in_answer:
             self.turns.append(AssistantTurn())
             self.in_answer = True
@@ -74,7 +74,7 @@ class InputReader:
     def _message(self, item: MessageItem, where: str) -> None:
         texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in item.content]
         if not texts:
-            raise _wrong(f"{where}.content", "is empty; give a text or a part")
+            raise invalid_field(f"{where}.content", "is empty; give a text or a part")
         if item.role == "assistant":
             turn = self._answer()
             self.turns[-1] = turn.model_copy(update={"content": f"{turn.content}{''.join(texts)}"})
@@ -95,7 +95,7 @@ class InputReader:
         calls = [call for turn in self.turns if isinstance(turn, AssistantTurn) for call in turn.tool_calls]
         name = next((call.name for call in calls if call.id == item.call_id), None)
         if name is None:
-            raise _wrong(f"{where}.call_id", f"no function_call before it has the call_id {item.call_id[:80]!r}")
+            raise invalid_field(f"{where}.call_id", f"no function_call before it has the call_id {item.call_id[:80]!r}")
         words = "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in item.output)
         self.in_answer = False
         self.turns = [*order_results((*self.turns, ResultTurn(content=words, name=name, call_id=item.call_id)))]
@@ -106,16 +106,16 @@ class InputReader:
         try:
             return self.unseal(item.encrypted_content)
         except WorkbenchError as error:
-            raise _wrong(f"{where}.encrypted_content", str(error)) from None
+            raise invalid_field(f"{where}.encrypted_content", str(error)) from None
 
 
 def read_input(
     body: InputTokensBody, previous: StoredResponse | None, unseal: Callable[[str], str]
 ) -> tuple[Conversation, InputReader]:
-    """Return what a body puts before the model, and what was read of it.
+    """Return a body's conversation, and the reader of its input.
 
     Raises:
-        ApiError: invalid_request_error with the path of what is wrong.
+        ApiError: invalid_request_error with the path of the error.
     """
     reader = InputReader(unseal)
     if previous is not None:
@@ -134,19 +134,15 @@ def read_input(
         for each in reader.breakpoints
     ]
     if not reader.turns:
-        raise _wrong("input", "has no message; give what the user says")
+        raise invalid_field("input", "has no message; give what the user says")
     if isinstance(reader.turns[-1], AssistantTurn) and not reader.turns[-1].tool_calls:
-        raise _wrong("input", "ends with the assistant's message; end with a user's, or a function's output")
+        raise invalid_field("input", "ends with the assistant's message; end with a user's, or a function's output")
     try:
         conversation = Conversation(
             system="".join(texts) if texts else None,
             tools=tools,
             turns=tuple(reader.turns),
         )
-    except WorkbenchError as error:  # a call without its output; turns are not what the client counts
-        raise _wrong("input", str(error).removeprefix("conversation: ")) from None
+    except WorkbenchError as error:  # a call without its output; clients do not count turns
+        raise invalid_field("input", str(error).removeprefix("conversation: ")) from None
     return conversation, reader
-
-
-def _wrong(path: str, message: str) -> ApiError:
-    return ApiError("invalid_request_error", f"{path}: {message}", path)

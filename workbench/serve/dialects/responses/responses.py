@@ -1,15 +1,12 @@
-"""Speak OpenAI's Responses: create, go on from an earlier one, read again, delete, count the tokens of an input."""
+"""Speak OpenAI's Responses: create, continue an earlier response, read again, delete, count the tokens of an input."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
-
-import orjson
-from fastapi import APIRouter, Request, Response
 
 from workbench.constrained.json_closed import answer_of
 from workbench.prompt.turns import AssistantTurn
@@ -18,8 +15,8 @@ from workbench.response_format import JSONSchema, Thinking
 from workbench.serve.answers.pieces import Piece, prompt_tokens
 from workbench.serve.bodies.fields import Body, IgnoredFields
 from workbench.serve.call import Call, Caller
-from workbench.serve.dialect import PING, Dialect, RouteServices
-from workbench.serve.dialects.openai.common import EFFORTS, ERROR_SCHEMA, NO_STREAM, data_event, error_json
+from workbench.serve.dialect import Dialect, RouteServices
+from workbench.serve.dialects.openai.common import EFFORTS, NO_STREAM, OpenAIDialect
 from workbench.serve.dialects.responses.answer import ResponseWriter
 from workbench.serve.dialects.responses.body import InputTokensBody, NamedFunction, ResponsesBody
 from workbench.serve.dialects.responses.prompt import read_input
@@ -34,11 +31,14 @@ from workbench.serve.document import (
     one_of,
     optional,
 )
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import ApiError, invalid_field
 from workbench.serve.served_model import ServedModel
 
-SEALED_PLACE = 0  # a response's thought is sealed as the first of its items
-TOKENS_WHEN_COUNTED = 8  # of an answer that is not generated
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+SEALED_PLACE = 0  # a response's thought is sealed as its first item
+TOKENS_WHEN_COUNTED = 8  # max_tokens when only counting
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
@@ -50,19 +50,17 @@ ANSWER_SCHEMA = object_schema(
 )  # fmt: skip
 
 
-class OpenAIResponses:
+class OpenAIResponses(OpenAIDialect):
     """The dialect of `/v1/responses`."""
 
     name = "openai.responses"
     path = "/v1/responses"
     body: type[Body] = ResponsesBody
-    ping = PING
-    request_id_header = "x-request-id"
-    answer_schema, error_schema = ANSWER_SCHEMA, ERROR_SCHEMA
+    answer_schema = ANSWER_SCHEMA
 
     def __init__(self, signing_key: bytes = b"", store: ResponseStore | None = None):
         self.signer, self.store = ThoughtSigner(signing_key), ResponseStore() if store is None else store
-        self._writers: WeakValueDictionary[str, ResponseWriter] = WeakValueDictionary()  # of streams under way
+        self._writers: WeakValueDictionary[str, ResponseWriter] = WeakValueDictionary()  # writers of running streams
 
     def parse(self, body: ResponsesBody, model: ServedModel, ignored: IgnoredFields, caller: Caller) -> Call:
         previous = None
@@ -75,7 +73,9 @@ class OpenAIResponses:
             ignored.add("stream_options", NO_STREAM)
         cache = body.prompt_cache_options
         if cache is not None and cache.prewarm and body.stream:
-            raise _invalid("prompt_cache_options.prewarm", "only reads the prompt into the cache; leave out stream")
+            raise invalid_field(
+                "prompt_cache_options.prewarm", "only reads the prompt into the cache; leave out stream"
+            )
         include = body.include or []
         options = {
             "echo": _echo(body),
@@ -117,50 +117,23 @@ class OpenAIResponses:
         writer.write(pieces)
         return writer.response
 
-    def error(self, error: ApiError, request_id: str) -> tuple[int, dict[str, Any]]:
-        return error_json(error)
-
     def error_event(self, error: ApiError, request_id: str) -> bytes:
         writer = self._writers.get(request_id)
-        return writer.fail(error) if writer is not None else data_event(error_json(error)[1])
+        return writer.fail(error) if writer is not None else super().error_event(error, request_id)
 
     def routes(self, services: RouteServices) -> Iterable[APIRouter]:
-        router = APIRouter()
+        from workbench.serve.dialects.responses.routes import response_routes
 
-        @router.get("/v1/responses/{response_id}", summary="Return a stored response")
-        async def retrieve(response_id: str, request: Request, stream: bool = False) -> Response:
-            if stream:
-                raise _invalid("stream", "a stored response is not streamed again; leave it out")
-            return _json(self.store.get(response_id, await tenant(request)).response)
-
-        @router.delete("/v1/responses/{response_id}", summary="Delete a stored response")
-        async def delete(response_id: str, request: Request) -> Response:
-            self.store.delete(response_id, await tenant(request))
-            return _json({"id": response_id, "object": "response", "deleted": True})
-
-        @router.get("/v1/responses/{response_id}/input_items", summary="List the items of a response's input")
-        async def input_items(
-            response_id: str, request: Request, order: str = "desc", limit: int = 20, after: str = ""
-        ) -> Response:
-            items = self.store.get(response_id, await tenant(request)).input_items
-            return _json(_page(items, order, limit, after))
-
-        @router.post("/v1/responses/{response_id}/cancel", summary="Refuse to cancel: none runs in the background")
-        async def cancel(response_id: str, request: Request) -> Response:
-            self.store.get(response_id, await tenant(request))
-            raise _invalid("response_id", "the response is complete; close the stream of one that still comes")
-
-        async def tenant(request: Request) -> str:
-            return (await services.identify(request)).tenant
-
-        return [router]
+        return [response_routes(self.store, services)]
 
     def tokenizers(self) -> Iterable[Dialect]:
         return (InputTokens(self),)
 
 
 class InputTokens(OpenAIResponses):
-    """The dialect of `/v1/responses/input_tokens`: the same prompt, by the same function, without an answer."""
+    """The dialect of `/v1/responses/input_tokens`: it reads a prompt as `/v1/responses` does, and returns its number of
+    tokens.
+    """
 
     name = "openai.input_tokens"
     path = "/v1/responses/input_tokens"
@@ -187,7 +160,7 @@ class InputTokens(OpenAIResponses):
 
 
 def _sampling(body: ResponsesBody, model: ServedModel) -> SamplingParameters:
-    values: dict[str, Any] = {"seed": secrets.randbits(62)}  # the protocol has none
+    values: dict[str, Any] = {"seed": secrets.randbits(62)}  # the protocol has no seed
     given = {"temperature": body.temperature, "top_p": body.top_p}
     values |= {name: value for name, value in given.items() if value is not None}
     if body.top_logprobs is not None or LOGPROBS in (body.include or []):
@@ -197,7 +170,7 @@ def _sampling(body: ResponsesBody, model: ServedModel) -> SamplingParameters:
         values["response_format"] = JSONSchema(json_schema={"type": "object"})
     elif format is not None and format.type == "json_schema":
         if format.schema_ is None:
-            raise _invalid("text.format.schema", "is missing; give the JSON schema of the answer")
+            raise invalid_field("text.format.schema", "is missing; give the JSON schema of the answer")
         values["response_format"] = answer_of(format.schema_, bool(format.strict))
     prewarms = body.prompt_cache_options is not None and body.prompt_cache_options.prewarm
     max_tokens = 1 if prewarms else body.max_output_tokens or model.answer_tokens
@@ -211,7 +184,7 @@ def _thinking(body: ResponsesBody, model: ServedModel) -> Thinking | None:
     if not model.can_think:
         if effort == "none":
             return None
-        raise _invalid("reasoning.effort", f"model {model.name!r} has no control tokens of a thought; use none")
+        raise invalid_field("reasoning.effort", f"model {model.name!r} has no control tokens of a thought; use none")
     budget = 0 if effort == "none" else max(1, int(EFFORTS[effort] * model.max_model_len))
     return Thinking(budget_tokens=budget, within_max_tokens=True)
 
@@ -241,33 +214,9 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _items(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Return the items of an input as they can be listed, with ids of their own."""
+    """Return the items of an input for listing, each with an id."""
     listed = []
     for item in body.input:
         values = item.model_dump(exclude_none=True)
         listed.append({"id": f"item_{secrets.token_hex(12)}", "status": "completed", **values})
     return listed
-
-
-def _page(items: list[dict[str, Any]], order: str, limit: int, after: str) -> dict[str, Any]:
-    if order not in ("asc", "desc"):
-        raise _invalid("order", f"{order[:50]!r} is unknown; known: asc, desc")
-    if not 1 <= limit <= 100:
-        raise _invalid("limit", f"{limit} is not from 1 to 100")
-    listed = items if order == "asc" else items[::-1]
-    if after:
-        places = [n for n, item in enumerate(listed) if item["id"] == after]
-        if not places:
-            raise _invalid("after", f"no item {after[:80]!r}")
-        listed = listed[places[0] + 1 :]
-    page = listed[:limit]
-    ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
-    return {"object": "list", "data": page, "has_more": len(listed) > limit, **ends}
-
-
-def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
-
-
-def _invalid(param: str, message: str) -> ApiError:
-    return ApiError("invalid_request_error", f"{param}: {message}", param)

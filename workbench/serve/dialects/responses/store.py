@@ -1,14 +1,13 @@
-"""Keep responses by id: to go on from one, read it again or delete it. Bounded in bytes and time."""
+"""Keep responses by id, to continue, read again or delete them. Bounded in bytes and time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
 from workbench.serve.errors import ApiError
+from workbench.serve.json_bytes import dumps
 from workbench.serve.memory.generated_turns import BYTES_PER_CHARACTER, BYTES_PER_TOKEN, ENTRY_BYTES
 from workbench.serve.memory.tenant_store import TenantStore
 
@@ -17,13 +16,13 @@ AnyTurn = UserTurn | AssistantTurn | ResultTurn
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response with what led to it.
+    """A response with its conversation.
 
     Args:
         tenant: the owner; no other tenant finds it.
-        system: texts of system items in the input; instructions are not among them, for they are not inherited.
-        turns: all turns up to its answer, which keeps the tokens that were generated.
-        response: as it was sent.
+        system: texts of system items in the input, without instructions, which are not inherited.
+        turns: all turns up to and including its answer, with the generated tokens.
+        response: the response as sent.
         input_items: items of its own input.
     """
 
@@ -38,15 +37,15 @@ class ResponseStore:
     """Responses of all tenants, by id.
 
     Args:
-        max_bytes: of all responses with their turns; a tenant has a quarter at most.
-        seconds: of life after the last use.
+        max_bytes: maximum bytes of all responses with their turns; a tenant has at most a quarter.
+        seconds: lifetime after the last use.
     """
 
     def __init__(self, max_bytes: int = 256 << 20, seconds: float = 30 * 86400.0):
         self._kept: TenantStore[StoredResponse] = TenantStore(max_bytes, max_bytes // 4, seconds)
 
     def keep(self, stored: StoredResponse) -> None:
-        """Keep a response; one that is larger than a tenant's share is not kept."""
+        """Keep a response, unless it is larger than the bytes that one tenant may use."""
         self._kept.put(stored.tenant, stored.response["id"], stored, _count_bytes(stored))
 
     def get(self, id: str, tenant: str, param: str = "response_id") -> StoredResponse:
@@ -68,8 +67,8 @@ class ResponseStore:
 
 
 def _count_bytes(stored: StoredResponse) -> int:
-    """Return what a response holds of memory, about; turns that it shares with an earlier one are counted again."""
-    sent = len(orjson.dumps(stored.response)) + len(orjson.dumps(stored.input_items))
+    """Return the approximate memory of a response in bytes; turns shared with earlier responses count again."""
+    sent = len(dumps((stored.response, stored.input_items)))
     characters = sum(map(len, stored.system))
     tokens = 0
     for turn in stored.turns:

@@ -1,1 +1,0 @@
-"""The experts that a run used."""

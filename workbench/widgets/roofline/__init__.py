@@ -1,1 +1,0 @@
-"""A roofline of this machine and the work measured on it."""
