@@ -20,6 +20,7 @@ from workbench.engine.runner import Runner
 from workbench.engine.runner_thread import RunnerThread
 from workbench.gateway.gate import Gateway
 from workbench.serve import service
+from workbench.serve.server import Server
 
 CHAT = "/v1/chat/completions"
 ASK = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "ignore_eos": True}
@@ -41,11 +42,12 @@ server.run()
 
 def test_a_step_that_does_not_end_fails_its_calls_until_it_ends(chat_runner: Runner) -> None:
     gate = RecordingGate()
-    with workbench.serve(chat_runner, gate=gate, step_seconds=0.5) as server:
+    with workbench.serve(chat_runner, gate=gate, step_seconds=None) as server:
         with held_steps(chat_runner) as steps, connect(server) as stream, connect(server) as plain:
             steps.allow(3)
             stream.sendall(post(CHAT, {**ASK, "stream": True}, connection="close"))
             begun = read_until(stream, lambda raw: b"data: " in raw)
+            limit_steps(server, 0.5)
             plain.sendall(post(CHAT, ASK, connection="close"))
             ended = events_of(begun + read_until(stream, lambda raw: False))[-1]
             assert "has not ended" in ended["error"]["message"]
@@ -62,7 +64,7 @@ def test_a_step_that_does_not_end_fails_its_calls_until_it_ends(chat_runner: Run
             assert "has not ended" in health.json()["models"]["demo-chat"]
             steps.release()
             until(lambda: httpx.get(server.url + "/health").status_code == 200)
-            server.service.settings = server.settings.model_copy(update={"step_seconds": None})  # no step is slow
+            limit_steps(server, None)  # no step is slow
         assert httpx.post(server.url + CHAT, json=ASK, timeout=limit(60)).status_code == 200
         until(lambda: not server.service.runs)
     assert RunnerThread.attach(chat_runner).call(pages_used) == 0
@@ -111,10 +113,11 @@ def test_another_model_answers_for_one_whose_step_does_not_end(chat_runner: Runn
     gate = Gateway({"router": {"fallbacks": {"large": ["small"]}}} if has_fallback else {})
     models = {"large": chat_runner, "small": small}
     body = {"model": "large", "prompt": "def f", "max_tokens": 4}
-    with workbench.serve(models, gate=gate, step_seconds=0.5) as server, held_steps(chat_runner) as steps:
+    with workbench.serve(models, gate=gate, step_seconds=None) as server, held_steps(chat_runner) as steps:
         with connect(server) as connection:
             connection.sendall(post("/v1/completions", body, connection="close"))
             assert steps.waiting.wait()
+            limit_steps(server, 0.5)
             assert b" 503 " in read_until(connection, lambda raw: False).splitlines()[0]
         for path in ("/v1/completions", "/v1/embeddings"):
             given = body if path == "/v1/completions" else {"model": "large", "input": "hi"}
@@ -150,6 +153,12 @@ def test_a_process_ends_by_sigterm_though_a_step_does_not_end() -> None:
         process.send_signal(signal.SIGTERM)
         assert b"shutting down" in read_until(connection, lambda raw: b"shutting down" in raw)
         assert process.wait() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def limit_steps(server: Server, seconds: float | None) -> None:
+    """Set the limit of a step while the server runs: with it from the beginning, a machine that pauses for so long
+    makes an idle engine count as stuck, and another model answers the call that the test holds."""
+    server.service.settings = server.settings.model_copy(update={"step_seconds": seconds})
 
 
 def connect_when_ready(port: int) -> socket.socket:
