@@ -151,13 +151,6 @@ def even_writes(requests: int, gap: Fraction, ttl: CacheTTL, renews: bool = True
     return 1 if renews else math.ceil(Fraction(requests, math.ceil(ttl.seconds / gap)))
 
 
-def poisson_hit_rate(rate: float, ttl: CacheTTL, renews: bool = True) -> float:
-    """Return the long-run fraction of requests that hit the cache, for Poisson arrivals with `rate` requests per
-    second."""
-    x = rate * ttl.seconds
-    return -math.expm1(-x) if renews else x / (1 + x)
-
-
 def poisson_writes(requests: int, rate: float, ttl: CacheTTL, renews: bool = True) -> float:
     """Return the expected number of cache writes among the first `requests` requests of a Poisson process.
 
