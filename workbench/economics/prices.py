@@ -67,7 +67,7 @@ class PublishedFigures(Settings):
     requests: Count
     uncached: Price  # cost per day without caching
     saved: Price  # saving per day by caching
-    share: Price  # saving / uncached bill
+    share: Price  # saving as a fraction of the bill without caching
     requests_per_ttl: Count
 
 

@@ -106,7 +106,7 @@ class BreakEven:
     """Break-even of caching within one TTL.
 
     `break_even_requests` solves w + (n - 1) r = n p for n: one write and reads of the rest against the plain price.
-    `first_cheaper_request` is the first request at which caching is cheaper, `first_cheaper_read` the same in reads.
+    `first_cheaper_request` is the first request at which caching is cheaper, `first_cheaper_read` the first such read.
     None if caching is never cheaper."""
 
     break_even_requests: Fraction | None

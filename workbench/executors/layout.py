@@ -97,7 +97,7 @@ def choose_weight_layout(
 
 
 def panels_refusal(model: Transformer) -> str | None:
-    """Return the reason why the block weights of `model` cannot be in panels; None if they can."""
+    """Return the reason why the block weights of `model` cannot be stored in panels; None if they can."""
     for part in model.blocks.modules():
         if isinstance(part, Linear) and (problem := part.panels_refusal):
             return problem

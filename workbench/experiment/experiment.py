@@ -111,7 +111,7 @@ class Workload(Settings):
 
     def build_requests(self, experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
         """Build the requests of a run; every call returns the same ones."""
-        raise WorkbenchError(f"a workload of kind {self.kind!r} has no separate requests and cannot be run by them")
+        raise WorkbenchError(f"a workload of kind {self.kind!r} has no separate requests")
 
     def continued(self, count: int) -> tuple[Workload, int] | None:
         """Return a workload with `count` additional requests, and the index of the first of them; None if it cannot be

@@ -57,7 +57,7 @@ class CopyingSettings(Settings):
         0.5,
         0.75,
         1.0,
-    )  # 0 is the text's beginning
+    )  # positions of an assignment, 0 at the text's beginning, 1 at its end
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ class ForcedText:
     def __post_init__(self) -> None:
         if not 1 <= self.first_scored < len(self.ids) or not 1 <= self.num_prompt_tokens < len(self.ids):
             raise ValueError(
-                f"{len(self.ids)} tokens: first {self.first_scored} and prefilled {self.num_prompt_tokens} "
-                "must be in 1.."
+                f"{len(self.ids)} tokens: first_scored {self.first_scored}, num_prompt_tokens {self.num_prompt_tokens} "
+                "must be from 1 to below that"
             )
 
 

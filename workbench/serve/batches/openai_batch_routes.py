@@ -293,7 +293,7 @@ def page(listed: list[dict[str, Any]], limit: int, after: str, before: str = "")
     wrong limit).
     """
     if after and before:
-        raise ApiError("invalid_request_error", "before_id: give after_id or before_id", "before_id")
+        raise ApiError("invalid_request_error", "before_id: give after_id or before_id, not both", "before_id")
     if before:
         found = page(listed[::-1], limit, before)
         return {**found, "data": found["data"][::-1], "first_id": found["last_id"], "last_id": found["first_id"]}
