@@ -106,8 +106,8 @@ class MoESpec(Settings):
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"a token cannot use {self.num_experts_per_tok} experts of {self.num_experts}")
         if self.num_experts % self.router.groups or self.router.kept_groups > self.router.groups:
-            message = f"{self.num_experts} experts in {self.router.groups} groups, {self.router.kept_groups} kept"
-            raise ValueError(f"{message}: give equal groups, and keep at most all of them")
+            message = f"{self.num_experts} experts in {self.router.groups} groups, of which {self.router.kept_groups}"
+            raise ValueError(f"{message} are kept: groups must be of equal size, and at most all of them are kept")
         return self
 
     @property
