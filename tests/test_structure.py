@@ -34,7 +34,7 @@ NAMED = r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?:: .*)? = |self\.(\w+)(?:: .
 CALLED = (
     r"_?of_\w+|_\w+_|handle_\w+|redirect_request|format_help|writelines|is_node_supported|_template_name_default|"
     r"test_it_\w+|borrowed_by|logit_lens|is_prime|factorial|greatest_common_divisor|"
-    r"claim_errors|num_on|pages_lent|int8_reference|markup_errors|parse_calls"
+    r"num_on|pages_lent|int8_reference|markup_errors|parse_calls"
 )
 ALLOWED = ("`submodules`", "`draft`")  # a parameter of another library's; sampling, which is being rebuilt
 

@@ -119,7 +119,10 @@ def test_a_record_that_a_rule_cannot_read_keeps_no_other_from_a_verdict(tmp_path
     file = tmp_path / "records" / "speedy-20261121-120000.json"
     file.write_text(file.read_text().replace('"seconds"', '"time"'))
     assert from_records(folder) | {"speed": "not run yet"} == from_records(folder)
-    assert "cannot read this record (KeyError" in read_ledger(folder / LEDGER_FILE)["speed"][0].remark
+    assert (
+        "no verdict on this record: its rule must return a Ruling: KeyError: 'ttft_s_p50' ("
+        in read_ledger(folder / LEDGER_FILE)["speed"][0].remark
+    )
 
 
 def test_what_came_out_as_before_stays_as_it_was_written(tmp_path: Path) -> None:
@@ -216,6 +219,43 @@ def test_a_mistake_is_reported_in_one_line(tmp_path: Path) -> None:
     (folder / LEDGER_FILE).unlink()
     with pytest.raises(WorkbenchError, match="is no record of rows or numbers"):
         from_records(folder)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            "rows[0]",
+            "row[0]",
+            r"claim speed: trial 1: the example of 'holds': .* 'row' is not .* \(.*mine.py, line 17\)",
+        ),
+        ("def small", "def smal", r"NameError: name 'small' is not defined \(.*mine.py, line \d+\)"),
+        ('"holds" if n <= 3', '"hold" if n <= 3', "ValueError: outcome 'hold' is unknown; did you mean 'holds'"),
+        ('{"n": n})', '{"n": n}).outcome', "its rule must return a Ruling: TypeError: it returned str"),
+        ('{"holds": {"n": 1}', '{"holds": {"n": 4}', "holds-with-limits by numbers that should give 'holds'"),
+        (
+            '(ClaimSource("C", "9"),)',
+            'ClaimSource("C", "9")',
+            "claim 'far': sources must be a tuple of ClaimSource values",
+        ),
+    ],
+)
+def test_a_mistake_in_a_claim_is_one_line_before_anything_is_measured(
+    before: str, after: str, words: str, tmp_path: Path
+) -> None:
+    folder = made.folder(tmp_path)
+    (folder / "mine.py").write_text(made.CLAIM.replace(before, after))
+    with pytest.raises(WorkbenchError, match=words):
+        update_ledger(folder, (), tmp_path / "records", tmp_path / "runs")
+    assert not list((tmp_path / "records").iterdir())
+
+
+@pytest.mark.parametrize(("value", "words"), [("1 / 0", "ZeroDivisionError"), ("{1}", "not JSON serializable")])
+def test_a_measurement_that_fails_keeps_no_other_from_a_verdict(value: str, words: str, tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    (folder / "mine.py").write_text(made.CLAIM.replace('{"n": 1 if quick else 2}', value))
+    found = update_ledger(folder, ["look", "size"], tmp_path / "records", tmp_path / "runs", quick=True)
+    assert words in found.failures["claims_looking"] and found.ledger["size"][0].outcome == "holds-with-limits"
 
 
 def trial_of(rule: Rule, **given: object) -> ClaimTrial:

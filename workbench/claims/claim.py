@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.custom import user_code
 from workbench.display import Displayable, Table
+from workbench.errors import WorkbenchError, require_tuple
 from workbench.experiment.verdict import Outcome, RuleChange, Verdict
 
 EvidenceNumbers = Any  # a rule's input: a run's rows, or named values of a calculation or a measurement
@@ -152,6 +154,10 @@ class Claim(Displayable):
     trials: tuple[ClaimTrial, ...]
     condition_tables: Callable[[Any], Sequence[Table]] | None = None  # made from the stored records
 
+    def __post_init__(self) -> None:
+        require_tuple(self.sources, ClaimSource, f"claim {self.id!r}: sources")
+        require_tuple(self.trials, ClaimTrial, f"claim {self.id!r}: trials")
+
     @property
     def deciding_trial(self) -> int:
         """Return the index of the first trial with a rule that can fail; 0 if there is none."""
@@ -164,12 +170,15 @@ class Claim(Displayable):
 
 
 def apply_rule(claim: Claim, trial: ClaimTrial, numbers: EvidenceNumbers) -> Verdict:
-    """Apply the trial's rule to `numbers`."""
-    found = trial.rule(numbers)
-    if isinstance(found, Verdict):
-        return found
-    words = " ".join((trial.rule.__doc__ or "").split())
-    return Verdict(claim.id, claim.says, words, found.outcome, found.reason, found.limits, found.figures)
+    """Apply the trial's rule to `numbers`. WorkbenchError if it raises, or returns neither a ruling nor a verdict."""
+    with user_code("its rule must return a Ruling"):
+        found = trial.rule(numbers)
+        if isinstance(found, Verdict):
+            return found
+        if not isinstance(found, Ruling):
+            raise TypeError(f"it returned {type(found).__name__}")
+        words = " ".join((trial.rule.__doc__ or "").split())
+        return Verdict(claim.id, claim.says, words, found.outcome, found.reason, found.limits, found.figures)
 
 
 @dataclass(frozen=True)
@@ -180,4 +189,7 @@ class JudgeRule:
     claim: str
 
     def __call__(self, numbers: EvidenceNumbers) -> Verdict:
-        return next(verdict for verdict in self.judge(numbers) if verdict.claim == self.claim)
+        known = {verdict.claim: verdict for verdict in self.judge(numbers)}
+        if self.claim not in known:
+            raise WorkbenchError(f"its judge has no verdict on {self.claim!r}; it has {', '.join(known) or 'none'}")
+        return known[self.claim]

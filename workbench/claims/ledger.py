@@ -20,6 +20,7 @@ from workbench.claims.claim import (
     apply_rule,
 )
 from workbench.claims.stored_record import StoredRecord, record_name, stored_records
+from workbench.custom import user_code
 from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import Outcome, RuleChange, Verdict
@@ -153,7 +154,9 @@ def judge_trial(claim: Claim, trial: ClaimTrial, records: RecordFolder) -> Ledge
     if isinstance(evidence, UnbuiltEvidence):
         return replace(empty, reason=f"not built: {evidence.what}")
     if isinstance(evidence, CalculationEvidence):
-        verdict = apply_rule(claim, trial, evidence.numbers())
+        with user_code(f"claim {claim.id}: its calculation must return numbers"):
+            numbers = evidence.numbers()
+        verdict = apply_rule(claim, trial, numbers)
         return replace(empty, machine=evidence.machine, date=_today()).with_verdict(verdict)
     record = records.latest(evidence)
     return empty if record is None else judge_record(claim, trial, record, records)
@@ -170,9 +173,8 @@ def judge_record(claim: Claim, trial: ClaimTrial, record: StoredRecord, records:
     )  # fmt: skip
     try:
         return entry.with_verdict(apply_rule(claim, trial, record.numbers))
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        fault = f"its rule cannot read this record ({type(error).__name__}: {error})"
-        return replace(entry, remark="; ".join(filter(None, [remark, fault])))
+    except WorkbenchError as error:
+        return replace(entry, remark="; ".join(filter(None, [remark, f"no verdict on this record: {error}"])))
 
 
 def rebuild_ledger(claims: Mapping[str, Claim], records: RecordFolder, previous: Ledger) -> Ledger:

@@ -25,10 +25,12 @@ def load_claims(folder: Path = CLAIMS_FOLDER) -> dict[str, Claim]:
     for file in sorted(folder.glob("[!_]*.py")):
         claims = resolve_path(f"{file}:CLAIMS")
         if not isinstance(claims, Sequence) or not all(isinstance(claim, Claim) for claim in claims):
-            raise WorkbenchError(f"{file}: CLAIMS must be a sequence of Claim values")
+            raise WorkbenchError(f"{file}: CLAIMS must be a sequence of Claim values; one alone is written (CLAIM,)")
         for claim in claims:
             if claim.id in found:
-                raise WorkbenchError(f"claim {claim.id!r} is in {places[claim.id]} and in {file.name}; rename one")
+                first = places[claim.id]
+                where = f"in {first} and in {file.name}" if first != file.name else f"twice in {file}"
+                raise WorkbenchError(f"claim {claim.id!r} is {where}; rename one")
             found[claim.id], places[claim.id] = claim, file.name
     if not found:
         raise WorkbenchError(f"{folder}: no claims there; give a folder of files with CLAIMS")
@@ -68,7 +70,10 @@ def _trial_errors(claim: Claim, trial: ClaimTrial) -> list[str]:
 
 def _example_errors(claim: Claim, trial: ClaimTrial, wanted: Outcome) -> list[str]:
     """List errors of the example that should give the outcome `wanted`."""
-    verdict = apply_rule(claim, trial, trial.example(wanted))
+    try:
+        verdict = apply_rule(claim, trial, trial.example(wanted))
+    except WorkbenchError as error:
+        return [f"the example of {wanted!r}: {error}"]
     wrong = []
     if verdict.claim != claim.id:
         wrong.append(f"its rule speaks of {verdict.claim!r}")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.claims.claim import EvidenceNumbers, MeasurementEvidence, RunEvidence
+from workbench.custom import user_code
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.files import read_json_file, read_yaml
 from workbench.machine.environment import environment
 from workbench.machine.processor import MAX_CONTENTION, cpu_times, others_cpu_share, simd_level_of
-from workbench.runs.folder import write_dated_record
+from workbench.runs.folder import finite_json, write_dated_record
 from workbench.runs.record import Record
 from workbench.units import format_percent
 
@@ -132,7 +134,9 @@ def run_measurement(evidence: MeasurementEvidence, quick: bool) -> dict[str, Any
     """Measure now, and return the numbers in the form stored in a record."""
     current_environment = environment()
     before = cpu_times()
-    numbers = evidence.numbers(quick)
+    with user_code("its function must return dicts, lists, numbers and texts"):
+        numbers = evidence.numbers(quick)
+        json.dumps(finite_json(numbers))  # as its record is stored
     contention = others_cpu_share(before)
     return {
         "date": current_environment["date"],

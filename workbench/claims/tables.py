@@ -78,6 +78,7 @@ def claim_rows(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None 
                     "elsewhere": [{"verdict": other.outcome_label, "machine": other.machine} for other in others],
                     "reason": first.reason,
                     "limits": first.limits,
+                    "remark": first.remark,
                     "date": first.date,
                     "record": first.record,
                 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.claims.claim import Claim, MeasurementEvidence, RunEvidence
 from workbench.claims.ledger import LEDGER_FILE, Ledger, RecordFolder, read_ledger, rebuild_ledger, write_ledger
-from workbench.claims.registry import load_claims, select_claims
+from workbench.claims.registry import claim_errors, load_claims, select_claims
 from workbench.claims.stored_record import record_name, run_measurement, store_run
 from workbench.errors import WorkbenchError
 from workbench.machine.environment import child_environment
@@ -125,9 +125,14 @@ def update_ledger(
         measure: measure evidence; False only judges stored records.
         quick: take a first look, which neither stores records nor writes the ledger.
         report_progress: called with a line for each measurement.
+
+    Raises:
+        WorkbenchError: `claim_errors` of a selected claim; nothing is measured then.
     """
     known = load_claims(folder)
     selected, ledger = select_claims(known, ids), read_ledger(folder / LEDGER_FILE)
+    if wrong := [f"claim {id}: {error}" for id, claim in selected.items() for error in claim_errors(claim)]:
+        raise WorkbenchError("; ".join(wrong))
     here = RecordFolder(records, folder.parent)
     work = evidence_to_measure(selected.values(), here, missing) if measure else {}
     if quick:

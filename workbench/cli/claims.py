@@ -84,7 +84,7 @@ def run(
     if as_json:
         print_json({"claims": rows, "faults": renewed.failures, "quick": quick})
         raise typer.Exit(1 if renewed.failures else 0)
-    cells = [(row["claim"], row["verdict"], row["reason"]) for row in rows]
+    cells = [(row["claim"], row["verdict"], row["reason"] or row["remark"]) for row in rows]
     console().print(Table("", cells, ("claim", "verdict", "reason"), tables.count_verdicts(rows)))
     for name, fault in renewed.failures.items():
         typer.echo(f"{name}: {fault}", err=True)
