@@ -77,7 +77,7 @@ def draw_timeline(tracks: Tracks, view: TimeView, chosen: int = -1, width: float
     high_body = max(1.0, side * len(drawn))
     bottom = y + high_body if few else y
     head += [place_axis(across, 16, bottom, begin), draw_marks(view, across, 16, bottom) if marks else ""]
-    title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
+    title = f"Timeline: requests {len(tracks.requests)}, steps {len(tracks.steps)}"
     style = svg.tag("style", STYLE)
     if few:
         place = svg.group(*body, transform=f"translate(0,{svg.format_coordinate(y)})")
