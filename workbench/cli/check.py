@@ -41,7 +41,7 @@ def show(found: dict[str, Any]) -> None:
     if "carried_out" in found:
         from workbench.executors.capabilities import reasons_table
 
-        say(reasons_table(found["carried_out"], "", "carried out with"))
+        say(reasons_table(found["carried_out"], "", "supported by"))
     say(*found["remarks"])
     if found["problem"]:
         say(f"refused: {found['problem']}", style="bold red")
