@@ -1,4 +1,4 @@
-"""The next token's distribution and speculation in a real JupyterLab: a slider, a token and a check, touched."""
+"""The next token's distribution and speculation in a real JupyterLab: a slider, a token and a verification, touched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ s
 """
 
 
-def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
+def test_a_slider_a_token_and_a_verification(lab: LabSession) -> None:
     page = lab.open(lab.write("sampling.py", CELLS))
     page.run_all()
     assert_no_errors(page)
@@ -44,10 +44,10 @@ def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
 
     view = page.widget("wb-speculationview")
     last = int(page.evaluate("s.verification"))
-    assert view.get_by_text(f"Verification {last} of {last}").count() == 1 and last > 1
+    assert view.get_by_text(f"Verification {last} of {last}, step").count() == 1 and last > 1
     handle = view.locator("input[type=range]")
     assert pressed(page, handle, "ArrowLeft", "s.verification") == str(last - 1)
-    assert view.get_by_text(f"Verification {last - 1} of {last}").count() == 1
+    assert view.get_by_text(f"Verification {last - 1} of {last}, step").count() == 1
     view.locator("[data-key='k1']").first.click()
     page.settle()
     assert page.evaluate("s.verification") == "1"
