@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-from workbench.claims.claim import EvidenceNumbers
+from workbench.claims.summary import Figures
 from workbench.economics import figures
 
 QUESTIONS = ("What is 12 * 34?", "How many minutes are 3 hours and 20 minutes?", "What is the capital of France?")
 PAGE_SIZE, BUDGET, ROUNDS = 16, 64, 5
 
 
-def hidden_thought(quick: bool) -> EvidenceNumbers:
-    """Return the step time of hidden tokens relative to shown ones, the number of tokens in the cache, and the number
-    of tokens in the text.
+def hidden_thought(quick: bool, model: str = "demo-chat") -> Figures:
+    """Return the step time of hidden tokens relative to shown ones, the number of tokens in the cache and in the text,
+    and whether all of these are cached (but for the last, which no step reads).
 
     Each question is answered by demo-chat alone, with a thought of at most 64 tokens that is not shown; the first round
     is not counted. `times` is the median over rounds of the ratio of median step times. Adds the calculated bill of an
@@ -26,7 +26,7 @@ def hidden_thought(quick: bool) -> EvidenceNumbers:
     from workbench.prompt.conversation import Conversation
     from workbench.trace.events import Decoded, Finished, Stepped
 
-    runner = load("demo-chat", backend="eager", page_size=PAGE_SIZE)
+    runner = load(model, backend="eager", page_size=PAGE_SIZE)
     ratios, cached, text = [], 0, 0
     for turn in range(3 if quick else ROUNDS + 1):
         steps: dict[str, list[float]] = {"thought": [], "text": []}
@@ -48,6 +48,7 @@ def hidden_thought(quick: bool) -> EvidenceNumbers:
         "times": statistics.median(ratios),
         "cached_tokens": cached,
         "text_tokens": text,
+        "all_cached": cached >= text - 1,
         **figures.thinking_tokens(),
     }
 

@@ -1,36 +1,17 @@
-"""Judge pages against reserved memory by the rule of `paging_waste.yaml`, written before the run."""
+"""Figures of `paging_waste.yaml`: pages against reserved memory."""
 
 from __future__ import annotations
 
-from workbench.experiment.verdict import VariantRows, Verdict, variant_row
-
-WASTE, SOME_WASTE = 0.04, 0.15  # of the pages in use; the first is the figure of vLLM's paper (2023)
-TIMES, SOME_TIMES = 2.0, 1.2  # as many sequences in the same memory
+from workbench.experiment.verdict import VariantRows, variant_row
 
 
-def judge(rows: VariantRows) -> list[Verdict]:
+def paged(rows: VariantRows) -> dict[str, float]:
+    """Return the share of the pages of 16 in use that lies empty, the same where each request reserves the longest
+    text, and sequences and tokens a second relative to that (Azure's lengths, Llama 3.1 8B on a simulated H100)."""
     whole, pages = variant_row(rows, "the longest text reserved"), variant_row(rows, "pages of 16")
-    times = pages["sequences_mean"] / whole["sequences_mean"]
-    waste, before = pages["cache_waste"], whole["cache_waste"]
-    faster = pages["output_tokens_per_s"] / whole["output_tokens_per_s"]
-    holds = waste <= WASTE and times >= TIMES
-    some = waste <= SOME_WASTE and times >= SOME_TIMES
-    return [
-        Verdict(
-            claim="kv-paged",
-            says="Fixed-size pages behind a page table end fragmentation and pack more requests into the same memory",
-            rule=(
-                f"at most {WASTE:.0%} of the pages of 16 in use lies empty and at least {TIMES:g} times as many "
-                f"sequences run as where each reserves the longest text: holds; {SOME_WASTE:.0%} and {SOME_TIMES:g} "
-                "times: with limits; else refuted"
-            ),
-            outcome="holds" if holds else "holds-with-limits" if some else "refuted",
-            reason=(
-                f"{before:.1%} empty against {waste:.1%}; {whole['sequences_mean']:.0f} against "
-                f"{pages['sequences_mean']:.0f} sequences at once ({times:.1f} times); {faster:.1f} times the tokens "
-                "a second (Azure's lengths, Llama 3.1 8B on a simulated H100)"
-            ),
-            limits=f"{waste:.1%} of the pages in use lies empty, {times:.1f} times as many sequences run",
-            figures={"empty share, pages of 16": waste, "empty share, reserved": before, "times the sequences": times},
-        )
-    ]
+    return {
+        "empty_share": pages["cache_waste"],
+        "sequences_times": pages["sequences_mean"] / whole["sequences_mean"],
+        "empty_share_reserved": whole["cache_waste"],
+        "throughput_times": pages["output_tokens_per_s"] / whole["output_tokens_per_s"],
+    }

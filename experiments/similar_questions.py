@@ -6,7 +6,7 @@ import itertools
 import random
 
 from experiments.semantic_cache import demo_embedding
-from workbench.claims.claim import EvidenceNumbers
+from workbench.claims.summary import Figures
 from workbench.gateway.similarity import cosine, unit
 
 THRESHOLD = 0.95  # the source's
@@ -21,7 +21,7 @@ FRAMES = (
 )  # fmt: skip
 
 
-def similar_questions(quick: bool) -> EvidenceNumbers:
+def similar_questions(quick: bool) -> Figures:
     """Return the fraction of questions that the cache answers from a similar question, and the fraction of these
     answers that is wrong.
 

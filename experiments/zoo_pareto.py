@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from workbench.experiment.verdict import Outcome, VariantRows, Verdict
+from workbench.experiment.verdict import VariantRows
 from workbench.runs.metrics import pareto_frontier
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -73,38 +73,21 @@ def variants() -> dict[str, dict[str, Any]]:
     }
 
 
-def judge(rows: VariantRows) -> list[Verdict]:
-    """Judge the Pareto front of the combinations by a rule written before any run."""
-    parts, mine = combinations(), [row for row in rows if row["variant"] in combinations()]
-    points = [(float(row["bytes_per_token"]), max(MIN_KL, float(row["kl_mean"]))) for row in mine]
-    front = [mine[index]["variant"] for index in pareto_frontier(points)]
-    sizes = {name: len(parts[name]) for name in front}
-    beyond = [f"{name} ({_figures(mine, name)})" for name in front if sizes[name] > 1]
-    single = [name for name in front if sizes[name] <= 1]
-    three = sum(size == len(KINDS) for size in sizes.values())
-    outcome: Outcome = "holds" if three else "holds-with-limits" if beyond else "refuted"
-    return [
-        Verdict(
-            claim="zoo-pareto",
-            says="Techniques of three kinds together reach sizes and qualities that none of them reaches alone",
-            rule=(
-                "a combination of three kinds is on the front of bytes a token and KL divergence: holds; only "
-                "combinations of two: with limits; single techniques alone: refuted"
-            ),
-            outcome=outcome,
-            reason=(
-                f"{len(beyond)} of {len(front)} points of the front are combinations, {three} of them of three kinds: "
-                f"{'; '.join(beyond) or 'none'}. Single techniques on it: {', '.join(single) or 'none'}"
-            ),
-            limits="two kinds together, not three",
-            figures={"points of the front": len(front), "of two kinds": len(beyond) - three, "of three kinds": three},
-        )
-    ]
-
-
-def _figures(rows: VariantRows, name: str) -> str:
-    row = next(row for row in rows if row["variant"] == name)
-    return f"{row['bytes_per_token']:,.0f} bytes, KL {row['kl_mean']:.2g}"
+def front(rows: VariantRows) -> dict[str, float | str]:
+    """Return the points on the front of bytes a token and KL divergence: combinations of three kinds and of two, all of
+    them, and the names of combinations and of single techniques."""
+    parts = combinations()
+    found = [row for row in rows if row["variant"] in parts]
+    points = [(float(row["bytes_per_token"]), max(MIN_KL, float(row["kl_mean"]))) for row in found]
+    names = [found[index]["variant"] for index in pareto_frontier(points)]
+    sizes = [len(parts[name]) for name in names]
+    return {
+        "of_three_kinds": sum(size == len(KINDS) for size in sizes),
+        "of_two_kinds": sum(1 < size < len(KINDS) for size in sizes),
+        "points": len(names),
+        "combinations": ", ".join(name for name in names if len(parts[name]) > 1),
+        "single techniques": ", ".join(name for name in names if len(parts[name]) <= 1),
+    }
 
 
 def written(text: str) -> str:

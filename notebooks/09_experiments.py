@@ -133,7 +133,7 @@ print(workbench.reproduce(workbench.Record.open(rows[0].outcome.folder), place))
 # %% [markdown]
 # ## Claims
 # The claims are statements of introductory texts, tested by measurement. Filter them, choose a line (with the arrow
-# keys, too), and measure it again: a quick measurement takes seconds and writes nothing.
+# keys, too), and measure it again: a quick measurement takes seconds and stores nothing.
 
 # %%
 widgets.Claims(claim="kv-gqa")
@@ -158,7 +158,7 @@ widgets.Exercise(
 # - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval no longer contain 1?
 # - Sweep two settings at once, in a terminal:
 #   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set backend=eager,auto`
-# - Write a claim of your own: a file in a folder of your own, with example numbers for each outcome;
+# - Write a claim of your own: a YAML file in a folder of your own, with a rule that could refute it;
 #   docs/guide/claims.md shows one.
 #
 # Read: `workbench/experiment/experiment.py`, `workbench/runs/`, `workbench/reports/`, `workbench/sweep/`,

@@ -123,7 +123,7 @@ print(PROMPT + "".join(event.text for event in events))
 
 # %%
 for item in zoo:
-    print(f"{item.settings.technique}: {item.settings.claim}\n    rule: {item.settings.rule}\n    {item.verdict}")
+    print(f"{item.settings.technique}: {item.settings.says}\n    rule: {item.settings.rule}\n    {item.verdict}")
 
 # %% [markdown]
 # **Question**: What share of the probability do the tokens that `tail` leaves have at least, before they are scaled to
@@ -141,13 +141,13 @@ widgets.Exercise(
 # ## Try
 # - Pick an entry and read its source: which line is the paper's equation? `print(zoo["typical"].entry.docstring)`
 # - Predict its figures, then measure: `workbench zoo run typical --quick` in a terminal takes a first look of about a
-#   minute and records nothing. Which of your predictions was wrong, and why?
+#   minute and stores nothing. Which of your predictions was wrong, and why?
 # - Combine two: `workbench run experiments/zoo_pareto.yaml` crosses techniques of three kinds and names the
 #   combinations that no technique reaches alone.
 # - Give an entry another argument (`zoo["typical"].settings.use` is a dict) and find one at which the text breaks.
 # - Add your own: `NAME.py` and `NAME.yaml` in a folder, then `workbench zoo --folder FOLDER`. Write the rule first.
 #
-# To read: `experiments/zoo/`, `workbench/parts.py` (all that a part may import), `workbench/zoo/rule.py`, and
+# To read: `experiments/zoo/`, `workbench/parts.py` (all that a part may import), `workbench/experiment/rule.py`, and
 # docs/guide/ for each kind of part.
 
 # %% [markdown] tags=["foot"]

@@ -27,7 +27,7 @@ from tests.measure.runs import small_recorder
 from tests.offline.batches import LINES, whole, written
 from tests.offline.batches import run as run_lines
 from tests.thorough import tries
-from workbench.claims.ledger import LedgerEntry, write_ledger
+from workbench.claims.summary import Summary, store_summaries
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache import offload as host
@@ -142,7 +142,7 @@ def test_the_error_that_ended_a_run_is_reported_however_long_it_is(tmp_path: Pat
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "a point of a sweep": lambda path: write_json(path / "point.json", {"x": "y" * 3000}),
-    "a ledger": lambda path: write_ledger({"claim": [LedgerEntry("run", reason="y" * 3000)]}, path / "ledger.json"),
+    "a summary": lambda path: store_summaries(path / "a.yaml", [Summary("run a", {"x": "y" * 3000})]),
     "a record": lambda path: write_dated_record({"date": "2026-11-22T12:00:00", "x": "y" * 3000}, path, "bench"),
 }
 
@@ -152,7 +152,7 @@ def test_no_half_of_a_file_is_left(writer: str, tmp_path: Path) -> None:
     for size in (0, 1, 1000, 2999):
         with room_for(size), pytest.raises(WorkbenchError, match="File too large"):
             WRITERS[writer](tmp_path)
-        assert not list(tmp_path.iterdir())
+        assert not [file for file in tmp_path.rglob("*") if file.is_file()]
     WRITERS[writer](tmp_path)
 
 

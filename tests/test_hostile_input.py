@@ -14,8 +14,7 @@ import pytest
 from tests.helpers.hostile_texts import HOSTILE_JSON, HOSTILE_YAML
 from tests.helpers.refusals import refuses
 from tests.runs.folders import environment, write
-from workbench.claims.ledger import read_ledger
-from workbench.claims.stored_record import stored_records
+from workbench.claims.summary import read_summaries, records_file
 from workbench.cli.quality import parse_variant
 from workbench.economics.prices import load_prices
 from workbench.errors import WorkbenchError
@@ -67,6 +66,12 @@ def answers(folder: Path, text: bytes) -> Any:
         pass
 
 
+def summaries(folder: Path, text: bytes) -> Any:
+    records_file(folder / "a.yaml").parent.mkdir()
+    records_file(folder / "a.yaml").write_bytes(text)
+    return read_summaries(folder / "a.yaml")
+
+
 def trace(folder: Path, text: bytes) -> Any:
     (folder / "trace").write_bytes(b'{"a": ' + text.replace(b"\n", b" ") + b"}")
     return list(read_trace(folder / "trace"))
@@ -105,8 +110,7 @@ JSON: dict[str, Callable[[Path, bytes], Any]] = {
     "a line of a batch": lambda folder, text: read_json_line(b" ".join(text.splitlines())),
     "answers of a batch": answers,
     "a trace": trace,
-    "a ledger": file(read_ledger),
-    "a record that was kept": file(lambda path: stored_records("bench", path.parent), "bench-20260101-000000.json"),
+    "a claim's summaries": summaries,
     "a point": lambda folder, text: ((folder / "point.json").write_bytes(text), SweepPoint.read(folder)),
     "a roofline's record": file(points_of, "bench.json"),
     "a run's summary": of_run("summary.json", lambda path: Record.open(path).summary),

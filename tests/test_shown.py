@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, MissingEvidence
-from workbench.claims.ledger import LedgerEntry
+from workbench.claims.claim import Claim, LoadedClaim, Trial
 from workbench.display import MAX_TABLE_ROWS, Displayable, Table, format_ranges
 from workbench.engine.loaded_model import describe_model
 from workbench.experiment.experiment import Experiment
@@ -122,9 +121,9 @@ def test_a_long_table_ends_and_says_so() -> None:
     assert len(table.text().splitlines()) == MAX_TABLE_ROWS + 2
 
 
-def a_claim() -> Claim:
-    trial = ClaimTrial(MissingEvidence("a GPU"), lambda numbers: numbers, {"holds": 1})
-    return Claim("kv-gqa", ODD, (ClaimSource(ODD, "2 times"),), (trial,))
+def a_claim() -> LoadedClaim:
+    trial = Trial(missing="a GPU", rule="times >= 8")
+    return LoadedClaim("kv-gqa", ROOT / "a.yaml", Claim(says="so", sources={ODD: ODD}, trials=(trial,)), (trial,), ())
 
 
 VALUES: dict[str, Any] = {
@@ -136,7 +135,6 @@ VALUES: dict[str, Any] = {
     "request": lambda: Request(ODD, (1, 2), prompt=ODD, priority=2),
     "finished": lambda: Finished(1.0, ODD, reason="stop", output_text=ODD, token_ids=(1, 2), prompt_tokens=3),
     "comparison": lambda: Comparison(ODD, (), ()),
-    "entry": lambda: LedgerEntry(ODD, "holds", reason=ODD, figures={ODD: 2.0}),
     "claim": a_claim,
 }
 

@@ -74,10 +74,9 @@ workbench.economics
 workbench.gateway
 workbench.sweep
 workbench.reports
-workbench.claims
 workbench.testing workbench.lab
 workbench.parts
-workbench.zoo
+workbench.claims
 workbench.widgets
 experiments
 benchmarks tools

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench import testing, widgets
     from workbench.agents import demo_tools
     from workbench.agents.agent import Agent, agent
+    from workbench.claims.zoo import open_zoo
     from workbench.cluster.cluster import Cluster
     from workbench.cluster.pools import PrefillDecodePools
     from workbench.constrained.grammar_trace import trace_grammar
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from workbench.serve.server import serve
     from workbench.sweep.run import run_sweep
     from workbench.trace.recorder import Recorder
-    from workbench.zoo.zoo import open_zoo
 
 __version__ = "2.0.0"  # pyproject.toml reads it; tools/lint/release.py holds CITATION.cff and CHANGELOG.md to it
 __getattr__, __dir__ = attach(__name__)

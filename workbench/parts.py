@@ -15,24 +15,13 @@ if TYPE_CHECKING:
     from compiled_kernels.masks import ALiBi, Causal, Chunked, SlidingWindow
     from compiled_kernels.quantized_attention.quantize import hadamard_rotate
     from workbench.batch import TokenBatch
-    from workbench.claims.claim import (
-        CalculationEvidence,
-        Claim,
-        ClaimSource,
-        ClaimTrial,
-        JudgeRule,
-        MeasurementEvidence,
-        MissingEvidence,
-        Ruling,
-        RunEvidence,
-    )
     from workbench.constrained.custom import TokenConstraint
     from workbench.decoding.search import Branch, Search
     from workbench.executors.programs.eager import EagerProgram
     from workbench.executors.programs.program import StepProgram
     from workbench.experiment.experiment import ServedRequests, VariantResults, Workload, WorkloadCost
     from workbench.experiment.variants import described, every_variant
-    from workbench.experiment.verdict import RuleChange, Verdict
+    from workbench.experiment.verdict import RuleChange, Verdict, variant_row
     from workbench.figures.bars import Bar, bars
     from workbench.figures.figure import Figure, beside
     from workbench.figures.lines import Series, lines
@@ -136,18 +125,6 @@ PARTS = {  # by kind
         "load_runners",
         "points",
     ),
-    "claim": (
-        "CalculationEvidence",
-        "Claim",
-        "ClaimSource",
-        "ClaimTrial",
-        "JudgeRule",
-        "MeasurementEvidence",
-        "MissingEvidence",
-        "RuleChange",
-        "Ruling",
-        "RunEvidence",
-        "Verdict",
-    ),
+    "claim": ("RuleChange", "Verdict", "variant_row"),
 }
 __getattr__, __dir__ = attach(__name__)

@@ -1,24 +1,15 @@
-"""Claims on sampling: the order of filters, settings without effect, and the ends of a text."""
+"""Figures of claims on sampling: the order of filters, settings without effect, and the ends of a text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from experiments.claims.tokens import CODE, ENGINE
-from workbench.claims.claim import (
-    CalculationEvidence,
-    Claim,
-    ClaimSource,
-    ClaimTrial,
-    EvidenceNumbers,
-    MeasurementEvidence,
-    Ruling,
-)
-from workbench.experiment.verdict import RuleChange
+from experiments.claims.tokens import CODE
 
 
-def ordered() -> EvidenceNumbers:
-    """Return the filters of a request's parameters, and the tokens they keep with the temperature first and last."""
+def ordered() -> dict[str, float | str]:
+    """Return whether the filters of a request are temperature, top-k and top-p in this order, the tokens that they keep
+    of a long tail at temperature 1.5, with the temperature first and last, and whether these are as many."""
     import torch
 
     from workbench.request import SamplingParameters
@@ -33,31 +24,20 @@ def ordered() -> EvidenceNumbers:
             left = rule(left, ())
         return int(left.isfinite().sum())
 
+    names = [type(rule).__name__ for rule in chain]
+    first, last = kept(chain), kept((*chain[1:], chain[0]))
     return {
-        "order": [type(rule).__name__ for rule in chain],
-        "kept": kept(chain),
-        "kept_temperature_last": kept((*chain[1:], chain[0])),
+        "in_this_order": names == ["Temperature", "TopK", "TopP"],
+        "same_either_way": first == last,
+        "order": ", ".join(names),
+        "tokens_kept": first,
+        "tokens_kept_temperature_last": last,
     }
 
 
-def order(found: EvidenceNumbers) -> Ruling:
-    """Temperature, top-k, top-p in this order: holds; another order that keeps the same tokens: with limits; else
-    refuted."""
-    right = found["order"] == ["Temperature", "TopK", "TopP"]
-    same = found["kept"] == found["kept_temperature_last"]
-    return Ruling(
-        "holds" if right else "holds-with-limits" if same else "refuted",
-        f"{', '.join(found['order'])}; of a long tail at temperature 1.5 {found['kept']} tokens stay, with the "
-        f"temperature last {found['kept_temperature_last']}: the order {'does not matter' if same else 'matters'}",
-        "the order does not matter here",
-        {"tokens kept": found["kept"], "kept with the temperature last": found["kept_temperature_last"]},
-    )
-
-
-def at_zero() -> EvidenceNumbers:
-    """Return greedy outputs of the demo under several top_p and top_k, and the share of places where one filter is
-    redundant.
-    """
+def at_zero() -> dict[str, float | str]:
+    """Return the number of greedy outputs of the demo under several top_p and top_k, and the shares of a text's places
+    where top-k of 50 removes nothing that top-p of 0.9 has left, and the other way round."""
     import torch
 
     from workbench.engine.load import load
@@ -84,41 +64,17 @@ def at_zero() -> EvidenceNumbers:
     }
 
 
-def no_effect(found: EvidenceNumbers) -> Ruling:
-    """One output whatever top_p and top_k at temperature 0: else refuted; and at 90% of the places of a text top-p of
-    0.9 leaves nothing for top-k of 50 to remove: holds, else with limits."""
-    redundant = found["k_redundant"]
-    return Ruling(
-        "refuted" if found["outputs"] != 1 else "holds" if redundant >= 0.9 else "holds-with-limits",
-        f"{found['outputs']} output at temperature 0 under four settings; at {redundant:.0%} of {found['places']} "
-        "places "
-        f"top-k of 50 removes nothing that top-p of 0.9 has left (the other way round at {found['p_redundant']:.0%})",
-        f"both together are redundant at {redundant:.0%} of the places: where the model is unsure, each removes "
-        "its own",
-        {"outputs at temperature 0": found["outputs"], "places where top-k is redundant": redundant},
-    )
-
-
 PROMPTS = ("def main():\n", "import os\n", "class Stack:\n", "# Sort a list\n", "x = [", '"""A module')
 SEEDS = (1, 2, 3, 4)
-ENDS_CHANGED = RuleChange(
-    what="24 texts (six prompts, four seeds) instead of six; the rule stayed",
-    when="2026-11-22",
-    after="claims_endings-20261122-132819.json, by which the claim is refuted",
-    why=(
-        "that machine rounds otherwise and draws other tokens: of six texts none came to an end token, where two had "
-        "on the machine of the day before (claims_endings-20261121-170043.json): six were too few to tell"
-    ),
-)
 
 
-def endings(quick: bool) -> EvidenceNumbers:
-    """Count the ends of sampled texts of the demo: few tokens allowed, a stop string, and no limit but the context."""
+def endings(quick: bool, model: str = "demo") -> dict[str, float | str]:
+    """Count the ends of sampled texts of the model: few tokens allowed, a stop string, and no limit but the context."""
     from workbench.engine.load import load
     from workbench.engine.runner import generate
     from workbench.request import Request, SamplingParameters
 
-    runner = load("demo", backend="eager")
+    runner = load(model, backend="eager")
     tokenizer, context = runner.tokenizer, runner.model.spec.max_position_embeddings
     assert tokenizer is not None
     texts = [(prompt, seed) for seed in ((1,) if quick else SEEDS) for prompt in PROMPTS]
@@ -142,81 +98,3 @@ def endings(quick: bool) -> EvidenceNumbers:
         "longest": max(len(end.token_ids) for end in free),
         "context": context,
     }
-
-
-def three_ends(found: EvidenceNumbers) -> Ruling:
-    """Texts end at max_tokens, at a stop string and at the end token; without a limit some run to 2,000 tokens: holds;
-    some run to the context, which is shorter: with limits; no text runs that far, or one of the ends is never seen:
-    refuted."""
-    ends = found["at_max_tokens"] and found["at_stop"] and found["at_end_token"]
-    far = found["longest"] >= 2000
-    return Ruling(
-        "refuted" if not ends or not (far or found["to_the_context"]) else "holds" if far else "holds-with-limits",
-        f"of {found['asked']}: {found['at_max_tokens']} at 8 tokens asked, {found['at_stop']} at a stop string; "
-        f"with no limit {found['at_end_token']} at the end token and {found['to_the_context']} at the context of "
-        f"{found['context']:,}",
-        f"the demo's context ends texts at {found['context']:,} tokens",
-        {"texts that ran to the context": found["to_the_context"], "longest text, tokens": found["longest"]},
-    )
-
-
-ENDED = {"asked": 6, "at_max_tokens": 6, "at_stop": 6, "at_end_token": 3, "to_the_context": 3, "longest": 1000,
-         "context": 1024}  # fmt: skip
-
-CLAIMS = (
-    Claim(
-        id="sample-order",
-        says="Temperature, then top-k, then top-p, then one draw",
-        sources=(ClaimSource("A", "this order"),),
-        trials=(
-            ClaimTrial(
-                CalculationEvidence(ordered, ENGINE),
-                order,
-                examples={
-                    "holds": {"order": ["Temperature", "TopK", "TopP"], "kept": 9, "kept_temperature_last": 5},
-                    "holds-with-limits": {
-                        "order": ["TopK", "Temperature", "TopP"],
-                        "kept": 9,
-                        "kept_temperature_last": 9,
-                    },
-                    "refuted": {"order": ["TopK", "TopP", "Temperature"], "kept": 5, "kept_temperature_last": 9},
-                },
-            ),
-        ),
-    ),
-    Claim(
-        id="sample-topp-at-zero",
-        says="top_p has no effect at temperature 0; top_p and top_k together are usually redundant",
-        sources=(ClaimSource("A", "without figures"),),
-        trials=(
-            ClaimTrial(
-                CalculationEvidence(at_zero, ENGINE),
-                no_effect,
-                examples={
-                    "holds": {"outputs": 1, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
-                    "holds-with-limits": {"outputs": 1, "places": 100, "k_redundant": 0.5, "p_redundant": 0.1},
-                    "refuted": {"outputs": 3, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
-                },
-            ),
-        ),
-    ),
-    Claim(
-        id="stop-conditions",
-        says="A text ends at the end token, a stop sequence or max_tokens; unset, models run to thousands of tokens",
-        sources=(
-            ClaimSource("A", "thousands of tokens"),
-            ClaimSource("C", "the three"),
-            ClaimSource("D", "the three"),
-            ClaimSource("E", "the three"),
-        ),
-        trials=(
-            ClaimTrial(
-                MeasurementEvidence("endings", endings, timed=False),
-                three_ends,
-                examples={"holds-with-limits": ENDED, "refuted": ENDED | {"to_the_context": 0, "longest": 300}},
-                impossible={"holds": "the demo's context of 1,024 tokens ends texts before they have 2,000"},
-                changed=(ENDS_CHANGED,),
-            ),
-        ),
-    ),
-)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.site import events, records, zoo
 from tools.site.blocks import BLOCKS, guides
 from tools.structure import ROOT
-from workbench.zoo.figures import FIGURES
+from workbench.claims.comparison import FIGURES
 
 ENTRY = """
 technique: Quest

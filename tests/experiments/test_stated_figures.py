@@ -18,13 +18,10 @@ POSITIVE = st.floats(1e-6, 1e6)
 
 @given(POSITIVE, POSITIVE, POSITIVE, st.floats(0.05, 1.0))
 def test_a_figure_is_right_where_it_meets_what_may_be_taken(a: float, b: float, bound: float, slack: float) -> None:
-    """Each bound is in one state; right is: the interval of the figure and that from the bound to the slowest meet."""
+    """The interval of the figure and that from the bound to the slowest meet."""
     figure = stated_figures.StatedFigure("it", min(a, b), max(a, b))
-    (states,) = stated_figures.classify_figures([figure], {"one": bound}, slack).values()
-    assert [names for names in states.values() if names] == [["one"]]
     meets = max(figure.least, bound) <= min(figure.most, bound / slack)
-    assert bool(states["right"]) == meets
-    assert bool(states["cannot be"]) == (bound > figure.most)
+    assert figure.is_right(bound, slack) == meets
 
 
 def test_rooflines_by_hand() -> None:
@@ -60,19 +57,14 @@ def test_what_does_not_fit_is_not_tried() -> None:
     assert all(each.model.startswith("llama-3.1") for each in stated_figures.served_models(tokens=100_000))
 
 
-def test_letters_in_the_tables_are_what_the_rule_reads() -> None:
-    """A cell has a figure's letter where the rule counts it as right, and after a ! where it cannot be."""
-    found = stated_figures.decodes(stated_figures.served_models(batches=(1,)))
-    names = [(row[0], heading, cell) for table in stated_figures.decode_table(None)[:2] for row in table.rows
-             for heading, cell in zip(table.headings[1:], row[1:], strict=True) if cell != "-"]  # fmt: skip
-    assert names
-    for what, hardware, cell in names:
-        gpus, rest = str(cell).split(" x: ")
-        right, _, not_so = rest.partition(" ")[2].partition("!")
-        name = f"{what} on {gpus} x {hardware}"
-        for letter, figure in zip("abc", stated_figures.DECODE, strict=True):
-            assert (letter in right) == (name in found[figure.name]["right"])
-            assert (letter in not_so) == (name in found[figure.name]["cannot be"])
+@pytest.mark.parametrize("what", stated_figures.TRIED)
+def test_the_tables_have_the_cases_for_which_a_figure_is_right(what: str) -> None:
+    shares = stated_figures.right_shares(what)
+    for cases, table in zip(stated_figures.TRIED[what](), stated_figures.right_cases(what), strict=True):
+        for place, figure in enumerate(cases.figures, 1):
+            shown = sum(len(str(row[place]).split("; ")) for row in table.rows if row[place] != "-")
+            assert shown == round(shares[f"right, {figure.name}"] * len(cases.bounds)) and cases.bounds
+    assert shares["least_right_share"] == min(v for name, v in shares.items() if name.startswith("right, "))
 
 
 def test_the_sources_contradict_each_other() -> None:

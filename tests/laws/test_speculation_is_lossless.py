@@ -15,6 +15,8 @@ from tests.engine.guesses import Guesses, drafts, plain, run_checked, tokens
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, specs
 from tests.helpers.rows import rows
 from tests.thorough import THOROUGH, tries
+from workbench.claims.comparison import TECHNIQUE
+from workbench.claims.technique import experiment_of, load_zoo
 from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner
 from workbench.kv_cache.format import CacheFormat
@@ -25,8 +27,6 @@ from workbench.sampling.filters import History
 from workbench.scheduler.policies import BUILT_IN_POLICIES, BatchingMode, parse_policy
 from workbench.speculative.config import Speculation, parse_speculation, proposes_trees
 from workbench.trace.events import Finished
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.question import TECHNIQUE, experiment_of
 
 CODE = "import os\nimport sys\n\n\ndef first(items):\n    return items[0]\n\n\ndef second(items):\n"
 BUILT_IN: dict[str, Any] = {

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
+from workbench.experiment.agreement import AGREEMENT_FIGURES, JUDGE, judge
 from workbench.experiment.experiment import Experiment
 from workbench.measure.compare_variants import measure_variants
 from workbench.measure.run import run
 from workbench.measure.text_agreement import agreement
-from workbench.zoo.agreement import AGREEMENT_FIGURES, JUDGE, judge
 
 SMALL = {"kind": "text_agreement", "prompts": 2, "prompt_tokens": 16, "output_tokens": 6, "rounds": 2}
 

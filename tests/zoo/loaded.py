@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.claims.technique import ZOO_FOLDER
 from workbench.custom import resolve_path
 from workbench.engine.runner import Runner
-from workbench.zoo.folder import ZOO_FOLDER
 
 
 def part_of(name: str, **arguments: Any) -> Any:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.testing.law import ConformityReport, Law
-from workbench.zoo.entry import LoadedEntry
-from workbench.zoo.measure import MeasuredEntry
-from workbench.zoo.question import BASELINE, TECHNIQUE, experiment_of
-from workbench.zoo.record import ZooRecord
+from workbench.claims.comparison import BASELINE, TECHNIQUE
+from workbench.claims.summary import LawCount, Summary
+from workbench.claims.technique import LoadedTechnique
 
 YAML = """\
 technique: Hotter
 kind: sampling
 paper: "A and B, 2024: On heat (arXiv:0000.00000)"
 use: {sampling.filters: [{path: "FOLDER/hotter.py:Hotter", arguments: {times: 0.5}}]}
-claim: "Colder logits repeat more."
+says: "Colder logits repeat more."
 rule: "loop_ratio >= 1.0 and bits_per_byte_ratio <= 0.9"
 """
 SOURCE = '''\
@@ -53,8 +51,9 @@ def folder(place: Path, **changes: str) -> Path:
     return zoo
 
 
-def record_of(entry: LoadedEntry, busy: float | None = 0.0, **figures: float) -> ZooRecord:
+def summary_of(entry: LoadedTechnique, busy: float | None = 0.0, **figures: float) -> Summary:
     known = {"distinct_ratio": 1.0, "loop_ratio": 1.0, "bits_per_byte_ratio": 0.8, "time_ratio": 2.0, "heat": 2.0}
-    measured = MeasuredEntry(experiment_of(entry), {**known, **figures}, {BASELINE: "eager", TECHNIQUE: "eager"}, busy)
-    laws = (Law("a", True, ""), Law("b", False, ""), Law("c", True, "", tried=False))
-    return ZooRecord.create(entry, measured, [ConformityReport("part", laws)])
+    return Summary(
+        "technique", {**known, **figures}, "demo", "A CPU", "v3", "2026-11-27T12:00:00+00:00", busy, entry.inputs,
+        laws=LawCount(2, ("b",)), backends={BASELINE: "eager", TECHNIQUE: "eager"},
+    )  # fmt: skip

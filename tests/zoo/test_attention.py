@@ -9,8 +9,8 @@ import pytest
 import workbench
 from tests.thorough import THOROUGH
 from tests.zoo.loaded import text_of
+from workbench.claims.technique import load_zoo
 from workbench.testing import check_attention
-from workbench.zoo.folder import load_zoo
 
 # Choices of pages have tests of their own: they want pages of one size, and the laws draw many.
 ENTRIES = {

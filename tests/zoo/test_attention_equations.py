@@ -15,12 +15,12 @@ from torch import Tensor
 
 import workbench
 from tests.zoo.loaded import part_of
+from workbench.claims.technique import load_zoo
 from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.rotary import RotaryTable, rotary_frequencies
 from workbench.parts import SlidingWindow
 from workbench.testing.attention_scenarios import AttentionScenario
 from workbench.trace.events import Submitted
-from workbench.zoo.folder import load_zoo
 
 QUERY, KEY = torch.arange(200)[:, None], torch.arange(200)[None]
 HEADS = torch.arange(4)[:, None, None]

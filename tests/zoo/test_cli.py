@@ -9,14 +9,11 @@ import pytest
 import workbench
 from tests.helpers.command_line import answer, cli
 from tests.zoo import made
-from tests.zoo.made import record_of
+from tests.zoo.made import summary_of
+from workbench.claims import measure
+from workbench.claims.summary import Summary, read_summaries, records_file, store_summaries
+from workbench.claims.technique import LoadedTechnique, load_zoo
 from workbench.experiment.experiment import Experiment
-from workbench.zoo import laws, measure
-from workbench.zoo.entry import LoadedEntry
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.measure import MeasuredEntry
-from workbench.zoo.question import experiment_of
-from workbench.zoo.record import ZooRecord, record_file
 
 OTHER = '"""Other: leave them.\n\nA and B, 2024:\n\n    l\'  =  l\n"""\n'
 
@@ -30,7 +27,7 @@ def zoo(tmp_path: Path) -> Path:
     (folder / "top.yaml").write_text("\n".join(values))
     (folder / "top.py").write_text(OTHER)
     entry = load_zoo(folder)["hotter"]
-    record_of(entry).write(record_file(entry))
+    store_summaries(entry.file, [summary_of(entry)])
     return folder
 
 
@@ -80,24 +77,19 @@ def test_laws_are_printed_and_end_in_one_where_broken(zoo: Path) -> None:
     assert found["top"] == []
 
 
-def fake_measurement(monkeypatch: pytest.MonkeyPatch, loops: float) -> None:
-    def measured(entry: LoadedEntry, quick: bool, tell: object) -> MeasuredEntry:
-        figures: dict[str, float | None] = {"loop_ratio": loops, "bits_per_byte_ratio": None if quick else 0.5}
-        return MeasuredEntry(experiment_of(entry, quick), figures, {}, 0.0)
+def test_a_run_is_stored_and_a_quick_look_is_not(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(entry: LoadedTechnique, quick: bool, model: str, tell: object) -> Summary:
+        figures = {"loop_ratio": 0.5, "bits_per_byte_ratio": None if quick else 0.5}
+        return Summary("technique", figures, model, "A CPU", date="2026-11-27", inputs=entry.inputs)
 
-    monkeypatch.setattr(measure, "measure_entry", measured)
-    monkeypatch.setattr(laws, "check_entry", lambda entry: ())
-
-
-def test_a_run_is_recorded_and_a_quick_look_is_not(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_measurement(monkeypatch, 0.5)
-    file = record_file(load_zoo(zoo)["top"])
+    monkeypatch.setattr(measure, "measure_technique", measured)
+    top = load_zoo(zoo)["top"]
     ran = cli("zoo run top --quick --folder", zoo)
-    assert "not-testable-here" in ran.out and "nothing is recorded" in ran.err and not file.exists()
+    assert "not-testable-here" in ran.out and "nothing is stored" in ran.err and not records_file(top.file).exists()
     assert answer("zoo run top --folder", zoo)["entries"]["top"]["outcome"] == "holds-with-limits"
-    record = ZooRecord.read(file)
-    assert record is not None and record.figures["loop_ratio"] == 0.5
-    assert "every entry has an up-to-date record" in cli("zoo run --all --missing --folder", zoo).out
+    assert answer("zoo run top --model other --folder", zoo)["faults"] == {}
+    assert [each.model for each in read_summaries(top.file)] == ["", "other"]
+    assert "every entry has up-to-date figures" in cli("zoo run --all --missing --folder", zoo).out
 
 
 @pytest.mark.processes

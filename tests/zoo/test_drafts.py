@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thorough import tries
+from workbench.claims.technique import ZOO_FOLDER
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.parts import Draft, Sequence, SpeculationTarget, Verification
 from workbench.request import Request
 from workbench.speculative.config import parse_speculation
 from workbench.speculative.proposers import PromptLookupProposer
-from workbench.zoo.folder import ZOO_FOLDER
 
 SPEC = LoadedModel.load(EngineConfig.build("demo-draft", backend="eager"), lambda line: None).transformer.spec
 

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.refusals import refuses
 from tests.zoo import made
-from workbench.zoo.entry import count_lines, own_figures
-from workbench.zoo.figures import FIGURES, KINDS
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.question import BASELINE, QUICK, SETTINGS, TECHNIQUE, experiment_of
+from workbench.claims.comparison import BASELINE, FIGURES, KINDS, QUICK, SETTINGS, TECHNIQUE
+from workbench.claims.technique import count_lines, experiment_of, load_zoo, own_figures
 
 
 def test_an_entry_as_it_should_be(tmp_path: Path) -> None:
@@ -56,7 +54,7 @@ def test_names_of_own_figures_are_written_out(tmp_path: Path, body: str, names: 
     if names is not None:
         assert own_figures(file) == names
         return
-    refuses("zoo/a.py: figures must take no arguments and return a dict", own_figures, file)
+    refuses("a.py: figures must take no arguments and return a dict", own_figures, file)
 
 
 @given(st.text("ab\n", max_size=30), st.integers(0, 3), st.lists(st.sampled_from(["x = 1", "", "# why"]), max_size=8))

@@ -22,10 +22,10 @@ from tests.engine.tiny import Halved
 from tests.helpers.refusals import refuses
 from tests.thorough import THOROUGH, tries
 from tests.zoo.loaded import text_of
+from workbench.claims.technique import load_zoo
 from workbench.kv_cache.eviction import HeavyHitters, LayerTokens, SnapKV, select_slots
 from workbench.testing.eviction import EvictionScenario, eviction_scenarios
 from workbench.testing.eviction_oracle import evicted_logits
-from workbench.zoo.folder import load_zoo
 
 ENTRIES = {name: entry for name, entry in load_zoo().items() if entry.settings.kind == "eviction"}
 UNEVEN = {"ada_kv", "pyramidkv"}

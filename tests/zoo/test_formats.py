@@ -9,10 +9,10 @@ import torch
 
 import workbench
 from tests.zoo.loaded import text_of
+from workbench.claims.technique import load_zoo
 from workbench.custom import resolve_path
 from workbench.parts import hadamard_rotate
 from workbench.testing import check_kv_format
-from workbench.zoo.folder import load_zoo
 
 FORMATS: dict[str, dict[str, Any]] = {  # the cache settings of each entry
     name: {key.removeprefix("cache."): value for key, value in entry.settings.use.items()}

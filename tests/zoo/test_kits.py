@@ -9,9 +9,9 @@ import pytest
 
 from tests.thorough import tries
 from tests.zoo.loaded import part_of
+from workbench.claims.laws import check_technique
+from workbench.claims.technique import load_zoo
 from workbench.testing import check_policy, check_sampler
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.laws import check_entry
 
 EXAMPLES = {"sampling": None, "schedule": 15, "eviction": 1, "draft": tries(2)}
 ENTRIES = {name: entry for name, entry in load_zoo().items() if entry.settings.kind in EXAMPLES}
@@ -38,7 +38,7 @@ OTHER_ENDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_keeps_the_laws(name: str) -> None:
     entry = ENTRIES[name]
-    for report in check_entry(entry, EXAMPLES[entry.settings.kind]):
+    for report in check_technique(entry, EXAMPLES[entry.settings.kind]):
         report.raise_if_failed()
 
 

@@ -8,17 +8,17 @@ from unittest.mock import create_autospec
 import pytest
 
 from tests.zoo import made
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.laws import check_entry
+from workbench.claims.laws import check_technique
+from workbench.claims.technique import load_zoo
 
 
 def test_a_part_that_breaks_a_law_is_reported(tmp_path: Path) -> None:
     zoo = made.folder(tmp_path)
-    (report,) = check_entry(load_zoo(zoo)["hotter"], examples=20)
+    (report,) = check_technique(load_zoo(zoo)["hotter"], examples=20)
     assert report.passed and report.part.endswith("hotter.py:Hotter")
     source = (zoo / "hotter.py").read_text()
     (zoo / "hotter.py").write_text(source.replace("logits * self.times", "logits.mul_(self.times)"))
-    (report,) = check_entry(load_zoo(zoo)["hotter"], examples=20)
+    (report,) = check_technique(load_zoo(zoo)["hotter"], examples=20)
     broken = [law.law for law in report.laws if not law.ok]
     assert broken == ["leaves its input as it was"]
 
@@ -48,7 +48,7 @@ def test_a_part_that_breaks_a_law_is_reported(tmp_path: Path) -> None:
 def test_each_kind_has_its_kit(
     kind: str, use: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench.zoo import laws
+    from workbench.claims import laws
 
     asked: list[str] = []
     kits = "check_attention check_kv_format check_evict check_sampler check_policy check_proposer"
@@ -60,6 +60,6 @@ def test_each_kind_has_its_kit(
         monkeypatch.setattr(laws, name, kit)
     rule = {"draft": "steps_ratio <= 1", "schedule": "attainment >= 0.5", "sampling": "loop_ratio <= 1"}
     changes = {"kind": kind, "use": use, "rule": f'"{rule.get(kind, "bytes_ratio <= 1")}"'}
-    check_entry(load_zoo(made.folder(tmp_path, **changes))["hotter"], examples=2)
+    check_technique(load_zoo(made.folder(tmp_path, **changes))["hotter"], examples=2)
     assert len(asked) == (0 if words is None else 1)
     assert words is None or (words in asked[0] and "'examples': 2" in asked[0])

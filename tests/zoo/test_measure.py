@@ -1,8 +1,8 @@
-"""From rows to figures, and from figures to a record that says when it no longer fits its entry."""
+"""From rows to figures, and from figures to a summary that says when it no longer fits its entry."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,43 +13,46 @@ from hypothesis import strategies as st
 
 from tests.helpers.refusals import refuses
 from tests.zoo import made
-from tests.zoo.made import record_of
+from tests.zoo.made import summary_of
+from workbench.claims import measure
+from workbench.claims.comparison import BASELINE, FIGURES, TECHNIQUE
+from workbench.claims.measure import measure_technique, ratio
+from workbench.claims.schedules import TenantMeter, jain_index
+from workbench.claims.summary import Summary, read_summaries, records_file, store_summaries
+from workbench.claims.technique import LoadedTechnique, experiment_of, load_zoo
+from workbench.claims.zoo import ZooItem
 from workbench.experiment.experiment import VariantResults
-from workbench.zoo import measure
-from workbench.zoo.entry import LoadedEntry
-from workbench.zoo.figures import FIGURES
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.measure import measure_entry, ratio
-from workbench.zoo.question import BASELINE, TECHNIQUE
-from workbench.zoo.record import ZooRecord, record_file
-from workbench.zoo.schedules import TenantMeter, jain_index
 
 TINY = "{prompts: 2, prompt_tokens: 16, output_tokens: 16, repeats: 2}"
 
 
-def entry_in(place: Path, **changes: str) -> LoadedEntry:
+def entry_in(place: Path, **changes: str) -> LoadedTechnique:
     return load_zoo(made.folder(place, **changes))["hotter"]
+
+
+def numbers(summary: Summary) -> dict[str, float]:
+    return {name: value for name, value in summary.figures.items() if isinstance(value, int | float)}
 
 
 def test_a_technique_that_changes_nothing_has_ratios_of_one(tmp_path: Path) -> None:
     entry = entry_in(tmp_path, use="{backend: eager}", baseline="{backend: eager}", workload=TINY)
-    found = measure_entry(entry)
-    assert found.figures.keys() == {*FIGURES["sampling"], "heat"} and found.figures.pop("heat") == 2.0
-    time = found.figures.pop("time_ratio")
-    assert time is not None and time > 0
-    assert found.figures.pop("loops") == found.figures.pop("baseline_loops")
-    assert set(found.figures.values()) == {1.0} and found.backends == {BASELINE: "eager", TECHNIQUE: "eager"}
+    found = measure_technique(entry)
+    figures = numbers(found)
+    assert figures.keys() == {*FIGURES["sampling"], "heat"} and figures.pop("heat") == 2.0
+    assert figures.pop("time_ratio") > 0 and figures.pop("loops") == figures.pop("baseline_loops")
+    assert set(figures.values()) == {1.0} and found.backends == {BASELINE: "eager", TECHNIQUE: "eager"}
+    assert (found.trial, found.model, found.inputs) == ("technique", "demo", entry.inputs) and found.machine
 
 
 def test_a_policy_that_changes_nothing_has_ratios_of_one(tmp_path: Path) -> None:
     changes = {"kind": "schedule", "use": "{schedule.policy: fcfs}", "rule": '"fairness >= 0.9"'}
     entry = entry_in(tmp_path, workload="{requests: 300}", **changes)
-    figures = measure_entry(entry).figures
+    figures = numbers(measure_technique(entry))
     assert figures.keys() == {*FIGURES["schedule"], "heat"}
     assert {value for name, value in figures.items() if name.endswith("_ratio")} == {1.0}
-    fair = measure_entry(entry_in(tmp_path, workload="{requests: 300}", **changes | {"use": "{schedule.policy: fair}"}))
-    assert (fair.figures["fairness"] or 0) > (figures["fairness"] or 0) > 1 / 3
-    assert (figures["decision_us"] or 0) > 0
+    other = entry_in(tmp_path, workload="{requests: 300}", **changes | {"use": "{schedule.policy: fair}"})
+    assert numbers(measure_technique(other))["fairness"] > figures["fairness"] > 1 / 3
+    assert figures["decision_us"] > 0
 
 
 def rows(**changes: Any) -> dict[str, Any]:
@@ -131,17 +134,25 @@ def test_only_contended_steps_are_metered() -> None:
     assert meter.tokens == {"a": 30, "b": 30} and meter.fairness == 1
 
 
-def test_a_record_is_small_and_read_back_the_same(tmp_path: Path) -> None:
+def test_a_summary_is_small_and_read_back_the_same(tmp_path: Path) -> None:
     entry = entry_in(tmp_path)
-    assert ZooRecord.read(record_file(entry)) is None
-    record = record_of(entry)
-    file = record.write(record_file(entry))
-    assert ZooRecord.read(file) == record and file.stat().st_size < 6_000
-    assert (record.outcome, str(record.laws), record.laws.broken) == ("holds", "1 of 2", ("b",))
-    assert record.machine and json.loads(file.read_text())["environment"]["packages"]["torch"]
-    assert record.remarks(entry) == []
-    file.write_text("[]")
-    refuses(r"is no record of the zoo .*`workbench zoo run hotter` writes it anew", ZooRecord.read, file)
+    assert read_summaries(entry.file) == []
+    summary = summary_of(entry)
+    file = store_summaries(entry.file, [summary])
+    assert read_summaries(entry.file) == [summary] and file.stat().st_size < 2_000
+    assert ZooItem(entry_in(tmp_path)).verdict == "holds" and ZooItem(entry_in(tmp_path)).remarks == []
+    file.write_text("3")
+    refuses("is no list of summaries .*; delete it and measure again", read_summaries, entry.file)
+
+
+def test_the_first_model_decides(tmp_path: Path) -> None:
+    entry = entry_in(tmp_path, models="[a, b]")
+    assert experiment_of(entry).model.name == "a" and experiment_of(entry, model="c").model.name == "c"
+    later = replace(summary_of(entry, loop_ratio=0.5), model="b", date="2027-01-01")
+    store_summaries(entry.file, [replace(summary_of(entry), model="a"), later])
+    assert [each.model for each in entry_in(tmp_path, models="[a, b]").summaries] == ["a", "b"]
+    assert [each.model for each in entry_in(tmp_path, models="[b, a]").summaries] == ["b", "a"]
+    assert records_file(entry.file).read_text().count("\n{") == 2, "side by side"
 
 
 @pytest.mark.parametrize(
@@ -150,27 +161,29 @@ def test_a_record_is_small_and_read_back_the_same(tmp_path: Path) -> None:
         ({"rule": '"loop_ratio >= 0.5"'}, True),
         ({"workload": "{prompts: 3}"}, True),
         ({"baseline": "{sampling.top_k: 3}"}, True),
-        ({"claim": '"Something else."'}, False),
+        ({"says": '"Something else."'}, False),
         ({"held": '"It held."'}, False),
         ({"technique": "Colder"}, False),
     ],
 )
 def test_it_is_outdated_by_what_decides(tmp_path: Path, change: dict[str, str], outdated: bool) -> None:
-    record = record_of(entry_in(tmp_path))
-    assert record.is_outdated(entry_in(tmp_path, **change)) == outdated
+    before = entry_in(tmp_path).inputs
+    assert (entry_in(tmp_path, **change).inputs != before) == outdated
 
 
-def test_code_outdates_a_record_and_comments_do_not(tmp_path: Path) -> None:
+def test_code_outdates_a_summary_and_comments_do_not(tmp_path: Path) -> None:
     zoo = made.folder(tmp_path)
-    record, source = record_of(load_zoo(zoo)["hotter"]), (zoo / "hotter.py").read_text()
+    entry, source = load_zoo(zoo)["hotter"], (zoo / "hotter.py").read_text()
+    store_summaries(entry.file, [summary_of(entry)])
     (zoo / "hotter.py").write_text(source.replace("multiply the logits", "in other words") + "# more\n")
-    assert not record.is_outdated(load_zoo(zoo)["hotter"])
+    assert ZooItem(load_zoo(zoo)["hotter"]).remarks == []
     (zoo / "hotter.py").write_text(source.replace("logits * self.times", "logits / self.times"))
-    (remark,) = record.remarks(load_zoo(zoo)["hotter"])
+    (remark,) = ZooItem(load_zoo(zoo)["hotter"]).remarks
     assert "changed since: `workbench zoo run hotter`" in remark
 
 
 def test_a_busy_machine_is_remarked_upon(tmp_path: Path) -> None:
     entry = entry_in(tmp_path)
-    (remark,) = record_of(entry, busy=0.5).remarks(entry)
+    store_summaries(entry.file, [summary_of(entry, busy=0.5)])
+    (remark,) = ZooItem(entry).remarks
     assert remark.startswith("other processes took 50% of the processor")

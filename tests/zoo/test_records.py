@@ -1,24 +1,21 @@
-"""The stored records: each has the verdict that its rule gives of its own figures, of an entry as it is."""
+"""The stored summaries: each has the figures of its kind, and every entry that was measured says what held."""
 
 from __future__ import annotations
 
 import pytest
 
-from workbench.zoo.folder import ZOO_FOLDER
-from workbench.zoo.record import RECORDS, ZooRecord
-from workbench.zoo.rule import FigureRule
-from workbench.zoo.zoo import open_zoo
+import workbench
+from workbench.claims.comparison import FIGURES
+from workbench.claims.technique import own_figures
 
-NAMES = sorted(file.stem for file in (ZOO_FOLDER / RECORDS).glob("*.json"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_verdict_is_what_the_rule_gives_of_the_figures(name: str) -> None:
-    record = ZooRecord.read(ZOO_FOLDER / RECORDS / f"{name}.json")
-    assert record is not None
-    rule = FigureRule.parse(record.entry["rule"], record.figures)
-    assert (record.outcome, record.reason) == (rule.outcome(record.figures), rule.reason(record.figures))
+ZOO = workbench.open_zoo()
 
 
-def test_a_measured_entry_says_what_held() -> None:
-    assert [item.name for item in open_zoo() if item.record and not item.settings.held] == []
+@pytest.mark.parametrize("name", ZOO.items)
+def test_a_measured_entry_has_its_figures_and_says_what_held(name: str) -> None:
+    item = ZOO[name]
+    known = {*FIGURES[item.settings.kind], *own_figures(item.entry.source_file)}
+    for summary in item.entry.summaries:
+        assert summary.figures.keys() <= known and set(item.entry.rule.figures) <= known
+        assert summary.trial == "technique" and summary.model and summary.machine and summary.date
+    assert bool(item.settings.held) == bool(item.entry.summaries)

@@ -12,12 +12,11 @@ from tests.helpers.command_line import refused
 from tests.zoo import made
 from tests.zoo.loaded import part_of
 from workbench import open_zoo
+from workbench.claims import measure
+from workbench.claims.technique import load_zoo, own_figures, select_entries
 from workbench.errors import WorkbenchError
+from workbench.experiment.rule import FigureRule
 from workbench.testing import check_policy
-from workbench.zoo import measure
-from workbench.zoo.entry import own_figures
-from workbench.zoo.folder import load_zoo, select_entries
-from workbench.zoo.rule import FigureRule
 
 NAMES = ("kl", "copying", "bytes_ratio", "decode_time_ratio")
 
@@ -37,8 +36,8 @@ def said(call: Callable[[], Any]) -> str:
         ({"rule": '"loop_rate <= 1"'}, "there is no figure 'loop_rate'; did you mean 'loop_ratio'?"),
         ({"rule": '"kl <= 1"'}, "there is no figure 'kl'"),
         ({"technik": "Other"}, "technik: unknown key; did you mean 'technique'?"),
-        ({"claim": ""}, "claim: Field required"),
-        ({"claim": '"one\\n\\ntwo"'}, "claim: must be one line"),
+        ({"says": ""}, "says: Field required"),
+        ({"says": '"one\\n\\ntwo"'}, "says: must be one line"),
         ({"use": "{}"}, "use: Dictionary should have at least 1 item"),
         ({"use": "{sampling.topp: 1}"}, "zoo/hotter.yaml: use: sampling.topp: unknown key; did you mean 'top_p'?"),
         ({"baseline": "{sampling.top_p: 2}"}, "zoo/hotter.yaml: baseline: sampling.top_p: "),
@@ -54,7 +53,10 @@ def test_an_entry_names_its_file_and_key(tmp_path: Path, changes: dict[str, str]
     ("text", "message"),
     [
         ("", "is empty"),
-        ("kl", "'kl' is no comparison"),
+        ("1", "'1' is no comparison"),
+        ("kl <= 1 else kl <= 2 else kl <= 3", "has `else` 2 times"),
+        ("kl <= 1 else", "cannot be read"),
+        ("else kl <= 1", "cannot be read"),
         ("kl <= bytes_ratio", "'bytes_ratio' is no comparison"),
         ("1 <= 2", "'1' is no comparison"),
         ("kl == 0", "equal floats are chance"),
@@ -66,7 +68,7 @@ def test_an_entry_names_its_file_and_key(tmp_path: Path, changes: dict[str, str]
         ("kl <= 2 * 3", "'2 * 3' is no comparison"),
         ("open('x') <= 1", "is no comparison"),
         ("(lambda: 1)() <= 1", "is no comparison"),
-        ("kl <= 1 if kl else 2", "is no comparison"),
+        ("kl <= 1 if kl else 2", "cannot be read"),
         ("kl <=", "cannot be read"),
         ("kl <= 1; kl <= 2", "cannot be read"),
         ("k1 <= 1", "there is no figure 'k1'; did you mean 'kl'?"),
@@ -109,7 +111,7 @@ def test_a_file_that_is_missing_or_none_is_named(tmp_path: Path, file: str, text
     [
         ('return {"heat": "hot"}', "must return numbers by the names heat"),
         ('return {"heat": True}', "must return numbers by the names heat"),
-        ('return {"loop_ratio": 1.0}', "'loop_ratio' is a figure of every sampling entry; rename it"),
+        ('return {"loop_ratio": 1.0}', "'loop_ratio' is a figure of every sampling technique; rename it"),
         ('return {"heat": 1 / 0}', "figures(): ZeroDivisionError"),
     ],
 )

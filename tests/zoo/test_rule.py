@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.zoo.rule import FigureRule
+from workbench.experiment.rule import FigureRule
 
 NAMES = ("kl", "copying", "bytes_ratio", "decode_time_ratio")
 numbers = st.floats(-1e6, 1e6).map(lambda value: float(f"{value:.6g}"))
@@ -63,6 +63,21 @@ def test_what_the_settings_fix_limits_a_claim_and_holds_none_in_part(text: str, 
 
 
 @given(rules, rules, figures)
+def test_what_follows_else_limits_a_claim_that_does_not_hold(one: str, other: str, found: dict[str, float]) -> None:
+    """Without `else` a rule limits itself; `else refuted` never does."""
+    holds, limits = (FigureRule.parse(text).outcome(found) == "holds" for text in (one, other))
+    outcome = FigureRule.parse(f"{one} else {other}", NAMES).outcome(found)
+    assert outcome == ("holds" if holds else "holds-with-limits" if limits else "refuted")
+    assert FigureRule.parse(f"{one} else refuted").outcome(found) == ("holds" if holds else "refuted")
+
+
+@given(st.sampled_from(["same_bits", "int8.kl_mean"]), st.sampled_from([0, 1, 0.5, 2]))
+def test_a_figure_alone_is_true_from_one_on(name: str, value: float) -> None:
+    rule = FigureRule.parse(name, [name])
+    assert rule.figures == (name,) and (rule.outcome({name: value}) == "holds") == (value >= 1)
+
+
+@given(rules, rules, figures)
 def test_another_alternative_never_lowers_an_outcome(one: str, other: str, found: dict[str, float]) -> None:
     alone = FigureRule.parse(one, NAMES).outcome(found)
     both = FigureRule.parse(f"({one}) or ({other})", NAMES).outcome(found)
@@ -87,10 +102,13 @@ def test_a_missing_figure_leaves_it_untested(text: str, found: dict[str, float],
 
 
 @given(numbers, numbers, numbers)
-def test_a_chain_is_two_comparisons_and_sides_may_be_exchanged(low: float, high: float, value: float) -> None:
+def test_a_chain_is_one_condition_and_sides_may_be_exchanged(low: float, high: float, value: float) -> None:
+    """Beside another condition that fails, it limits a claim where the whole chain holds: one side holds anywhere."""
     chain = FigureRule.parse(f"{low:.6g} <= kl < {high:.6g}", NAMES)
-    same = FigureRule.parse(f"kl >= {low:.6g} and {high:.6g} > kl", NAMES)
-    assert chain.part == same.part and chain.outcome({"kl": value}) == same.outcome({"kl": value})
+    same = FigureRule.parse(f"kl >= {low:.6g} and {high:.6g} > kl else refuted", NAMES)
+    assert chain.figures == same.figures and chain.outcome({"kl": value}) == same.outcome({"kl": value})
+    more = FigureRule.parse(f"{chain.text} and copying > 1", NAMES).outcome({"kl": value, "copying": 0})
+    assert more == ("holds-with-limits" if low <= value < high else "refuted")
 
 
 def test_nothing_of_a_rule_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:

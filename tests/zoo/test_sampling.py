@@ -13,6 +13,7 @@ from transformers.generation.logits_process import EtaLogitsWarper, TypicalLogit
 
 import workbench
 from tests.zoo.loaded import part_of
+from workbench.claims.technique import load_zoo
 from workbench.decoding.search import Branch
 from workbench.engine.runner import Runner, generate
 from workbench.request import Request, SamplingParameters
@@ -20,7 +21,6 @@ from workbench.sampling.filters import History
 from workbench.sampling.samplers import uniform
 from workbench.testing.samplers import logits_rows
 from workbench.trace.events import Finished
-from workbench.zoo.folder import load_zoo
 
 ENTRIES = {name: entry for name, entry in load_zoo().items() if entry.settings.kind == "sampling"}
 ROWS = st.lists(logits_rows(257), min_size=1, max_size=3)

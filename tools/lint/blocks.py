@@ -18,11 +18,12 @@ import yaml
 
 from tests.fresh_environment import LEFT_OUT, Step, left_out, steps
 from tools.lint.tree import ROOT, line_of, pages
+from workbench.claims.claim import Claim
+from workbench.claims.technique import LoadedTechnique
 from workbench.cli import app
 from workbench.cli.init import TEMPLATE
 from workbench.errors import WorkbenchError
 from workbench.serve.config import ServeConfig
-from workbench.zoo.entry import LoadedEntry
 
 # Blocks that are no commands of ours and no Python: how each begins, by page, and what holds it.
 OTHERS: dict[str, dict[str, str]] = {
@@ -40,6 +41,7 @@ OTHERS: dict[str, dict[str, str]] = {
         "   0.0": "output of a run",
         "cluster.deploy": "tests/cluster deploys; the page leaves lines out",
     },
+    "docs/guide/claims.md": {"says: ": "tests/claims/test_claims.py measures it"},
     "docs/guide/models.md": {
         "pip download": "tests/models runs the client against a folder of wheels",
         "pip install 'inference-workbench[hub]'": "tests/models/test_hub.py asks an endpoint of its own",
@@ -142,12 +144,15 @@ def usage_error(words: list[str]) -> str | None:
 
 
 def _unreadable(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, reason) of YAML that is neither a server's settings nor an entry of the zoo."""
+    """Yield (line, reason) of YAML that is no server's settings, no claim and no entry of the zoo."""
     for language, block in BLOCK.findall(text):
         if language == "yaml":
             try:
                 values = yaml.safe_load(block)
-                _read_entry(values) if "technique" in values else ServeConfig.model_validate(values)
+                if "technique" in values:
+                    _read_entry(values)
+                else:
+                    (Claim if "says" in values else ServeConfig).model_validate(values)
             except (WorkbenchError, ValueError, OSError) as error:
                 yield line_of(text, block), " ".join(str(error).split())
 
@@ -157,7 +162,7 @@ def _read_entry(values: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "entry.yaml").write_text(yaml.safe_dump(values))
         (Path(folder) / "entry.py").write_text((TEMPLATE / "sampler.py").read_text(encoding="utf-8"))
-        entry = LoadedEntry.load(Path(folder) / "entry.yaml")
+        entry = LoadedTechnique.load(Path(folder) / "entry.yaml")
     for part in (part for parts in entry.settings.use.values() for part in parts):
         if not (TEMPLATE / part["path"].partition(":")[0]).is_file():
             raise WorkbenchError(f"{part['path']}: no file of `workbench init`")

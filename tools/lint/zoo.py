@@ -13,12 +13,11 @@ from pathlib import Path
 import workbench
 from tools.lint.tree import ROOT
 from workbench import parts
+from workbench.claims.comparison import TECHNIQUE
+from workbench.claims.technique import LoadedTechnique, experiment_of, load_zoo, own_figures
 from workbench.custom import resolve_path
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.zoo.entry import LoadedEntry, own_figures
-from workbench.zoo.folder import load_zoo
-from workbench.zoo.question import TECHNIQUE, experiment_of
 
 MAX_LINES = 80
 PUBLIC = ("workbench", "workbench.parts", "workbench.testing")
@@ -103,7 +102,7 @@ def door_of(setting: str) -> str:
     return DOORS.get(setting) or (door_of(setting.rpartition(".")[0]) if "." in setting else "")
 
 
-def _faults(entry: LoadedEntry) -> Iterator[str]:
+def _faults(entry: LoadedTechnique) -> Iterator[str]:
     first, _, rest = entry.docstring.partition("\n")
     year = re.search(r"\b(19|20)\d\d\b", entry.settings.paper)
     if entry.lines > MAX_LINES:
@@ -114,7 +113,7 @@ def _faults(entry: LoadedEntry) -> Iterator[str]:
         yield "no equation; in a block of the docstring, indented by four spaces"
     if year is None or year[0] not in entry.docstring:
         yield "no year of the paper; in `paper` and in the docstring"
-    text = entry.yaml_file.read_text(encoding="utf-8")
+    text = entry.file.read_text(encoding="utf-8")
     if not all(map(door_of, entry.settings.use)):
         yield f"`use` passes through no door: {', '.join(entry.settings.use)}; a setting of DOORS"
     use = [line for line in text.splitlines() if line.startswith("use:")]

@@ -353,9 +353,9 @@ BUGS = (
     ),
     PlantedBug(
         "zoo: a limit on the left of a rule is read as one on the right",
-        "workbench/zoo/rule.py",
-        "FigureBound(right.id, _MIRRORED[text], _number",
-        "FigureBound(right.id, text, _number",
+        "workbench/experiment/rule.py",
+        "FigureBound(name, _MIRRORED[text], _number",
+        "FigureBound(name, text, _number",
     ),
     PlantedBug(
         "kernels: decode attention in MLIR leaves pages to no part of a split context",

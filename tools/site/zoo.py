@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
+from workbench.claims.comparison import FIGURES, KINDS
+from workbench.claims.zoo import Zoo, ZooItem, open_zoo
 from workbench.display import Table
-from workbench.zoo.figures import FIGURES, KINDS
-from workbench.zoo.zoo import Zoo, ZooItem, open_zoo
 
 HEADINGS = {
     "attention": "Attention",

@@ -1,4 +1,4 @@
-"""`workbench claims`: the ledger of claims made in publications, with verdicts derived from measurements."""
+"""`workbench claims`: claims made in publications, with verdicts derived from measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def claims(
 
     if verdict is not None and verdict not in tables.ORDER:
         raise WorkbenchError(f"--verdict {verdict}: is none{nearest(verdict, tables.ORDER)}; {', '.join(tables.ORDER)}")
-    rows = tables.claim_rows(*_claims_and_ledger(folder), verdict)
+    rows = tables.claim_rows(_load(folder), verdict)
     counts = tables.count_verdicts(rows)
     table = Table("", list(map(tables.row_cells, rows)), tables.HEADINGS, counts)
     if format is ListingFormat.JSON:
@@ -56,99 +56,72 @@ def claims(
 @app.command(epilog="Example: `workbench claims run kv-gqa`, `workbench claims run --missing`")
 def run(
     ids: Ids = None,
-    quick: Annotated[bool, typer.Option("--quick", help="measure less, and record nothing")] = False,
-    missing: Annotated[bool, typer.Option("--missing", help="measure only claims without a record")] = False,
-    from_records: Annotated[
-        bool, typer.Option("--from-records", help="judge existing records without measuring")
-    ] = False,
-    records: Annotated[
-        Path | None, typer.Option(help="folder of the records; records/ beside the claims' folder unless given")
-    ] = None,
+    model: Annotated[str, typer.Option(help="model to measure on; those of each claim unless given")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="measure less, and store nothing")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="only what was not measured, or changed since")] = False,
     out: Annotated[Path, typer.Option(help="folder in which run folders are created")] = Path("runs"),
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the evidence for claims, store the records, and write the ledger."""
-    from workbench.claims.update import update_ledger
+    """Measure the evidence for claims, and store its figures."""
+    from workbench.claims import tables
+    from workbench.claims.claim import select_claims
+    from workbench.claims.evidence import update, works
     from workbench.progress import progress_stages
 
-    place = folder or _home()
+    known = _load(folder)
+    chosen = select_claims(known, ids or ())
     with progress_stages() as tell:
-        renewed = update_ledger(
-            place, ids or (), records or place.parent / "records", out, missing=missing, measure=not from_records,
-            quick=quick, report_progress=tell,
-        )  # fmt: skip
-    from workbench.claims import tables
-
-    rows = tables.claim_rows(renewed.claims, renewed.ledger)
+        measured, faults = update(known, works(known, chosen, model, missing), out, quick=quick, report_progress=tell)
+    rows = [
+        {"claim": claim.name, **tables.verdict_row(claim, trial, summary)}
+        for claim, summary in measured if claim.name in chosen
+        for trial in claim.trials if trial.owns(summary)
+    ]  # fmt: skip
     if as_json:
-        print_json({"claims": rows, "faults": renewed.failures, "quick": quick})
-        raise typer.Exit(1 if renewed.failures else 0)
-    cells = [(row["claim"], row["verdict"], row["reason"]) for row in rows]
-    console().print(Table("", cells, ("claim", "verdict", "reason"), tables.count_verdicts(rows)))
-    for name, fault in renewed.failures.items():
+        print_json({"claims": rows, "faults": faults, "quick": quick})
+        raise typer.Exit(1 if faults else 0)
+    cells = [tuple(row[name] for name in ("claim", "model", "verdict", "reason")) for row in rows]
+    console().print(Table("", cells, ("claim", "model", "verdict", "reason"), tables.count_verdicts(rows)))
+    for name, fault in faults.items():
         typer.echo(f"{name}: {fault}", err=True)
     if quick:
-        typer.echo("a quick look: neither recorded nor in the ledger", err=True)
-    raise typer.Exit(1 if renewed.failures else 0)
+        typer.echo("a quick look: nothing is stored", err=True)
+    raise typer.Exit(1 if faults else 0)
 
 
 @app.command(epilog="Example: `workbench claims show prefill-linear`")
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="a claim")],
-    picture: Annotated[
-        Path | None, typer.Option(help="only write the picture of its run to this .svg or .png file")
-    ] = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show everything about one claim: evidence, rule, our numbers and the sources' numbers, conditions, command.
-
-    The records are read from records/ beside the claims' folder.
-    """
+    """Show everything about one claim: evidence, rule, our numbers and the sources' numbers, conditions, command."""
     from workbench.claims import tables
-    from workbench.claims.ledger import RecordFolder
-    from workbench.claims.registry import select_claims
-    from workbench.claims.tables import draw_claim
+    from workbench.claims.claim import select_claims
 
-    place = folder or _home()
-    known, ledger = _claims_and_ledger(folder)
-    (claim,) = select_claims(known, [id]).values()
-    records = RecordFolder(place.parent / "records", place.parent)
-    if picture is not None:
-        return draw_claim(claim, records, picture)
-    option = f" --folder {shlex.quote(str(folder))}" if folder else ""
-    found = tables.claim_detail(claim, ledger, records, option)
+    (claim,) = select_claims(_load(folder), [id]).values()
+    found = tables.claim_detail(claim, f" --folder {shlex.quote(str(folder))}" if folder else "")
     if as_json:
         return print_json(found)
     out = console()
-    out.print(f"[bold]{claim.id}[/]", highlight=False)
-    out.print(claim.says, markup=False)
-    _print(tables.figures_table(claim, tables.claim_entries(claim, ledger)))
+    out.print(f"[bold]{claim.name}[/]", highlight=False)
+    out.print(claim.settings.says, markup=False)
+    _print(tables.figures_table(found))
     for trial in found["trials"]:
         out.print(f"\n{trial['verdict']}", style="bold", markup=False)
         for name, words in tables.trial_lines(trial):
             out.print(f"  {name:9}{words}", markup=False, soft_wrap=True)
-    if found["picture"]:
-        out.print(f"\npicture  {found['picture']}", markup=False, soft_wrap=True)
     for source in dict.fromkeys(trial["rule_source"] for trial in found["trials"]):
         out.print("\n" + source, markup=False, soft_wrap=True)
     for table in found["where"]:
         _print(Table(**table))
 
 
-def _home() -> Path:
-    from workbench.claims.registry import CLAIMS_FOLDER
+def _load(folder: Path | None) -> Any:
+    from workbench.claims.claim import CLAIMS_FOLDER, load_claims
 
-    return CLAIMS_FOLDER
-
-
-def _claims_and_ledger(folder: Path | None) -> tuple[Any, Any]:
-    from workbench.claims.ledger import LEDGER_FILE, read_ledger
-    from workbench.claims.registry import load_claims
-
-    place = folder or _home()
-    return load_claims(place), read_ledger(place / LEDGER_FILE)
+    return load_claims(folder or CLAIMS_FOLDER)
 
 
 def _print(table: Table) -> None:

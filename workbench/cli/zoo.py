@@ -15,7 +15,7 @@ from workbench.display import Table
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
-    from workbench.zoo.entry import LoadedEntry
+    from workbench.claims.technique import LoadedTechnique
 
 app = typer.Typer(
     help="List, check and run published techniques.", invoke_without_command=True, rich_markup_mode="markdown"
@@ -38,7 +38,7 @@ def zoo(
     Columns: lines of code, laws, bytes and speed relative to the baseline, KL divergence, verdict."""
     if context.invoked_subcommand is not None:
         return
-    from workbench.zoo.zoo import open_zoo
+    from workbench.claims.zoo import open_zoo
 
     found = open_zoo(folder or _home())
     found = found if kind is None else found.of_kind(kind)
@@ -56,7 +56,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one technique: its equation, the setting that enables it, claim, rule, measurements and source."""
-    from workbench.zoo.zoo import open_zoo
+    from workbench.claims.zoo import open_zoo
 
     item = open_zoo(folder or _home())[name]
     if as_json:
@@ -83,12 +83,12 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check techniques against the laws of their kind, on random inputs."""
-    from workbench.zoo.laws import check_entry
+    from workbench.claims.laws import check_technique
 
     reports: dict[str, Any] = {}
     for name, entry in _selected(names, all_, folder, "check").items():
         with backend_errors():
-            reports[name] = check_entry(entry, examples)
+            reports[name] = check_technique(entry, examples)
         if as_json:
             continue
         for report in reports[name]:
@@ -106,33 +106,36 @@ def run(
     names: Names = None,
     all_: Annotated[bool, typer.Option("--all", help="take every entry")] = False,
     missing: Annotated[
-        bool, typer.Option("--missing", help="only entries without a record, or changed since their record")
+        bool, typer.Option("--missing", help="only what was not measured, or changed since")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="measure less, and record nothing")] = False,
+    model: Annotated[str, typer.Option(help="model to measure on; each entry's own unless given")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="measure less, and store nothing")] = False,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure techniques against their baselines, check their laws, and store the records.
+    """Measure techniques against their baselines, check their laws, and store the figures.
 
     Several techniques are measured one after another, each in a separate process."""
+    from workbench.claims.tables import NOT_RUN
     from workbench.progress import ProgressStage, progress_stages
-    from workbench.zoo.record import ZooRecord, record_file
-    from workbench.zoo.zoo import NOT_RUN
 
     chosen = _selected(names, all_, folder, "run")
     if missing:
-        known = {name: ZooRecord.read(record_file(entry)) for name, entry in chosen.items()}
-        chosen = {name: entry for name, entry in chosen.items() if (r := known[name]) is None or r.is_outdated(entry)}
+        chosen = {
+            name: entry
+            for name, entry in chosen.items()
+            if not any(each.inputs == entry.inputs and model in ("", each.model) for each in entry.summaries)
+        }
     found: dict[str, Any] = {}
     faults: dict[str, str] = {}
     with progress_stages(not as_json) as tell:
         for number, (name, entry) in enumerate(chosen.items(), 1):
             try:
                 if len(chosen) == 1:
-                    found[name] = _measure(entry, quick, tell)
+                    found[name] = _measure(entry, quick, model, tell)
                 else:
                     tell(ProgressStage.create(f"{number} of {len(chosen)}: {name}", number - 1, len(chosen)))
-                    found[name] = _measure_apart(entry, quick)
+                    found[name] = _measure_apart(entry, quick, model)
             except WorkbenchError as error:
                 faults[name] = str(error)
     if as_json:
@@ -143,33 +146,31 @@ def run(
         if rows:
             console().print(Table("", rows, ("name", "verdict", "laws", "reason")))
         else:
-            typer.echo("every entry has an up-to-date record")
+            typer.echo("every entry has up-to-date figures")
         if quick:
-            typer.echo("a quick look: nothing is recorded", err=True)
+            typer.echo("a quick look: nothing is stored", err=True)
     raise typer.Exit(1 if faults else 0)
 
 
-def _measure(entry: LoadedEntry, quick: bool, tell: Any) -> dict[str, Any]:
+def _measure(entry: LoadedTechnique, quick: bool, model: str, tell: Any) -> dict[str, Any]:
     """Measure in this process; store the record unless `quick`."""
-    from workbench.zoo.laws import check_entry
-    from workbench.zoo.measure import measure_entry
-    from workbench.zoo.record import ZooRecord, record_file
+    from workbench.claims.measure import measure_technique
+    from workbench.claims.summary import store_summaries
+    from workbench.claims.zoo import verdict_of
 
     with backend_errors():
-        measured = measure_entry(entry, quick, tell)
-        tell("laws")
-        record = ZooRecord.create(entry, measured, () if quick else check_entry(entry))
+        summary = measure_technique(entry, quick, model, tell)
     if not quick:
-        record.write(record_file(entry))
-    return {"outcome": record.outcome, "reason": record.reason, "figures": record.figures, "laws": str(record.laws)}
+        store_summaries(entry.file, [summary])
+    return verdict_of(entry, summary)
 
 
-def _measure_apart(entry: LoadedEntry, quick: bool) -> dict[str, Any]:
+def _measure_apart(entry: LoadedTechnique, quick: bool, model: str) -> dict[str, Any]:
     """Measure in a new process, so that earlier compilation and memory use do not affect the result."""
     from workbench.machine.environment import child_environment
 
     command = [sys.executable, "-m", "workbench", "zoo", "run", entry.name, "--json"]
-    command += ["--folder", str(entry.yaml_file.parent), *["--quick"] * quick]
+    command += ["--folder", str(entry.file.parent), *["--quick"] * quick, *(["--model", model] if model else [])]
     done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
     try:
         answer = json.loads(done.stdout)
@@ -181,8 +182,8 @@ def _measure_apart(entry: LoadedEntry, quick: bool) -> dict[str, Any]:
     return answer["entries"][entry.name]
 
 
-def _selected(names: list[str] | None, every: bool, folder: Path | None, verb: str) -> dict[str, LoadedEntry]:
-    from workbench.zoo.zoo import named_entries
+def _selected(names: list[str] | None, every: bool, folder: Path | None, verb: str) -> dict[str, LoadedTechnique]:
+    from workbench.claims.zoo import named_entries
 
     if bool(names) == every:
         raise WorkbenchError(f"workbench zoo {verb}: give entries or --all; `workbench zoo` lists them")
@@ -190,6 +191,6 @@ def _selected(names: list[str] | None, every: bool, folder: Path | None, verb: s
 
 
 def _home() -> Path:
-    from workbench.zoo.folder import ZOO_FOLDER
+    from workbench.claims.technique import ZOO_FOLDER
 
     return ZOO_FOLDER

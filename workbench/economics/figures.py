@@ -12,7 +12,6 @@ from workbench.economics import savings as routing
 from workbench.economics.bill import Bill, agent_loop_calls
 from workbench.economics.prices import DEFAULT_TABLE, Prices, Usage, load_prices
 from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
-from workbench.economics.response_cache import replay_response_cache
 from workbench.simulate.arrival import Arrival
 
 Figures = dict[str, Any]
@@ -46,14 +45,6 @@ def router_savings(
         }
         for times in cheaper
     }
-
-
-def exact_cache(arrivals: Iterable[Arrival], prices: Prices | None = None, size: int = 100_000) -> Figures:
-    """Return the number of hits and the savings of a response cache in a traffic whose prompts consist of named
-    blocks."""
-    found = replay_response_cache(arrivals, prices or load_prices(DEFAULT_TABLE), size)
-    rate, share = found.hit_rate, found.saved_fraction
-    return {"requests": found.requests, "hits": found.hits, "hit_rate": rate, "saved_share": share}
 
 
 def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:

@@ -34,7 +34,7 @@ class RuleChange:
 class Verdict:
     """The outcome of a rule on one claim.
 
-    `claim` is the claim's name in the ledger, `says` its text, `rule` the decision rule, `reason` the numbers. `limits`
+    `claim` is the claim's name, `says` its text, `rule` the decision rule, `reason` the numbers. `limits`
     states where a claim holds if it does not hold everywhere. `figures` are measured numbers by name, to compare with
     the numbers of the claim's sources. `changed` lists changes of the rule after a result was seen.
     """

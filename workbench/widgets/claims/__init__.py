@@ -1,1 +1,1 @@
-"""Show the ledger of claims, with a button that measures a claim."""
+"""Show claims and their verdicts, with a button that measures a claim."""

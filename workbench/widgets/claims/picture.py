@@ -1,4 +1,4 @@
-"""Draw the ledger of claims: one line for each claim, and the details of the chosen claim."""
+"""Draw claims: one line for each claim, and the details of the chosen claim."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ STYLE = (
 )
 
 
-def draw_ledger(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
-    """Draw the ledger.
+def draw_claims(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
+    """Draw the claims.
 
     Args:
         rows: rows of `tables.claim_rows`.

@@ -1,4 +1,4 @@
-"""Show the ledger of claims: statements, verdicts, and a button that measures a claim again."""
+"""Show claims: statements, verdicts, and a button that measures a claim again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import ipywidgets
 import traitlets
 
 from workbench.claims import tables
-from workbench.claims.ledger import LEDGER_FILE, RecordFolder, read_ledger
-from workbench.claims.registry import CLAIMS_FOLDER, load_claims
+from workbench.claims.claim import CLAIMS_FOLDER, load_claims
 from workbench.errors import WorkbenchError, nearest
 from workbench.widgets.claims import picture as claims_picture
 from workbench.widgets.command_process import CommandProcess
@@ -28,8 +27,8 @@ class Claims(PictureWidget):
     """A view of the claims in `folder` (default: the workbench's own) with verdicts and evidence.
 
     `claim` is the chosen claim, shown with details; `verdict` and `words` filter the list. `measure()` runs the
-    claim's experiment in a process: a quick one that writes nothing, or with `whole` one that writes record and
-    ledger."""
+    claim's experiment in a process: a quick one that writes nothing, or with `whole` one that
+    stores its figures."""
 
     claim = traitlets.Unicode()
     verdict = traitlets.Unicode(ALL_VERDICTS)
@@ -39,7 +38,6 @@ class Claims(PictureWidget):
     def __init__(self, folder: Path | str = CLAIMS_FOLDER, claim: str = ""):
         super().__init__()
         self._folder = Path(folder)
-        self._claims = load_claims(self._folder)
         self._job: CommandProcess | None = None
         self._found = ""
         self.read()
@@ -60,18 +58,17 @@ class Claims(PictureWidget):
         """Return the listed claims, as rows of `tables.claim_rows`."""
         verdict = None if self.verdict == ALL_VERDICTS else self.verdict
         words = self.words.lower().replace(",", " ").split()
-        found = tables.claim_rows(self._claims, self._ledger, verdict)
+        found = tables.claim_rows(self._claims, verdict)
         return [row for row in found if all(w in f"{row['claim']} {row['statement']}".lower() for w in words)]
 
     def read(self) -> None:
-        """Read the present ledger from its file."""
-        self._ledger = read_ledger(self._folder / LEDGER_FILE)
-        self._records = RecordFolder(self._folder.parent / "records", self._folder.parent)
+        """Read the claims and what was measured for them."""
+        self._claims = load_claims(self._folder)
 
     def picture(self) -> str:
         rows = self.rows
-        chosen = tables.claim_detail(self._claims[self.claim], self._ledger, self._records) if self.claim else None
-        return claims_picture.draw_ledger(rows, tables.count_verdicts(list(rows)), chosen, self._running())
+        chosen = tables.claim_detail(self._claims[self.claim]) if self.claim else None
+        return claims_picture.draw_claims(rows, tables.count_verdicts(list(rows)), chosen, self._running())
 
     def measure(self) -> CommandProcess:
         """Run the experiment of `claim`; return its process, which has `wait()`.
@@ -115,10 +112,10 @@ class Claims(PictureWidget):
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
         verdict = ipywidgets.Dropdown(options=[ALL_VERDICTS, *tables.ORDER], description="verdict")
-        offered = suggested_words(tables.claim_rows(self._claims, self._ledger))
+        offered = suggested_words(tables.claim_rows(self._claims))
         words = ipywidgets.Combobox(description="words", options=offered, continuous_update=True)
         words.placeholder = f"such as {offered[0]}" if offered else ""
-        whole = ipywidgets.Checkbox(description="whole (writes record and ledger)", indent=False)
+        whole = ipywidgets.Checkbox(description="whole (stores its figures)", indent=False)
         self._run = button(self.measure, "measure again", icon="play")
         self._stop = button(self.stop, "stop", icon="stop", disabled=True)
         self.observe(lambda _: self._buttons(), "claim")

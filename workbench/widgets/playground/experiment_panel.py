@@ -44,7 +44,7 @@ class ExperimentPanel(ipywidgets.VBox):
     """
 
     def __init__(self, sides: Callable[[], tuple[Any, Any] | None], folder: Path, on_end: Callable[[], None]):
-        from workbench.zoo.agreement import AGREEMENT_FIGURES
+        from workbench.experiment.agreement import AGREEMENT_FIGURES
 
         self._sides, self._folder, self._on_end = sides, folder, on_end
         self.run_shown: ExperimentRun | None = None
@@ -127,7 +127,7 @@ class ExperimentPanel(ipywidgets.VBox):
                                                  class_="wb-experiment", data_scroll="experiment")  # fmt: skip
 
     def _rule_error(self) -> str:
-        from workbench.zoo.agreement import parse_rule
+        from workbench.experiment.agreement import parse_rule
 
         try:
             parse_rule(self.rule.value)

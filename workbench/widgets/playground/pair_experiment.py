@@ -40,8 +40,8 @@ def pair_experiment(left: Any, right: Any, question: PairQuestion) -> Any:
     Raises:
         WorkbenchError: the question is empty, the rule is unreadable or uses unknown figures, or a size is below 1.
     """
+    from workbench.experiment.agreement import JUDGE, parse_rule
     from workbench.experiment.experiment import Experiment
-    from workbench.zoo.agreement import JUDGE, parse_rule
 
     rule = parse_rule(question.rule)
     if not question.question.strip():

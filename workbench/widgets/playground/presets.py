@@ -87,7 +87,7 @@ ENGINE_PRESETS = (
 @cache
 def zoo_presets() -> tuple[PairPreset, ...]:
     """Return a preset for each zoo entry whose effect one request can show. All are greedy except sampling entries."""
-    from workbench.zoo.zoo import open_zoo
+    from workbench.claims.zoo import open_zoo
 
     found = []
     for item in open_zoo():
