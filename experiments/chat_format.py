@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import Tokenizer
 
-from experiments.demo_tokenizer import BEGIN, END, PAD
+from experiments.demo_tokenizer import BEGIN, END, PAD, cut_by, load
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.prompt.own_template import ASSISTANT, SYSTEM, TEMPLATE, THINK, THOUGHT_END, TOOL, TURN, USER
 
@@ -32,15 +32,7 @@ Segment = tuple[str, bool, bool]  # text, whether it is one control token, wheth
 def chat_tokenizer(base: Path) -> Tokenizer:
     """Return the tokenizer in the file `base` with demo-chat's rules for cutting text: the same vocabulary, other
     pieces."""
-    tokenizer = Tokenizer.from_file(str(base))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    return cut_by(PIECES, load(base))
 
 
 def segments(

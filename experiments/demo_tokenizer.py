@@ -49,9 +49,14 @@ def bytes_only() -> Tokenizer:
 
 
 def _bytes_in_bytes_out(tokenizer: Tokenizer) -> Tokenizer:
+    return cut_by(PIECES, tokenizer)
+
+
+def cut_by(pieces: str, tokenizer: Tokenizer) -> Tokenizer:
+    """Let `tokenizer` cut texts into what the regular expression `pieces` matches, in bytes; return it."""
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -2,13 +2,14 @@
 
 A model of the widths of OLMoE 1B 7B (`shape:olmoe-1b-7b`) with fewer layers, random weights in bfloat16, on the backend
 mlir: decode steps at batch 1 against this machine's read ceiling, prefill and the products alone against the rate of a
-dense product, all in interleaved rounds. `--peer` is a Python that has llama-cpp-python and gguf: llama.cpp then runs
-the same weights, in turns with ours, and its logits are compared.
+dense product, all in interleaved rounds. `--peer` is a Python that has llama-cpp-python: llama.cpp then runs the same
+weights, in turns with ours, and its logits are compared.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -32,9 +33,15 @@ from workbench.engine.runner import Runner
 from workbench.executors.select import Backends
 from workbench.machine.ceilings import measure_read_bandwidth
 from workbench.machine.environment import environment
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.feedforward import MixtureOfExperts
+from workbench.model.hf.convert_gguf import convert_to_gguf
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.shards import SHARD_BYTES, write_json, write_shards
 from workbench.model.hf.weights import random_weights
+from workbench.model.model_parameters import stored_parameters
 from workbench.model.shapes import named_shape
+from workbench.model.spec import ModelSpec, MoESpec
 from workbench.model.transformer import Transformer
 
 SHAPE, CONTEXT, PROMPT, DECODED = "olmoe-1b-7b", 128, 512, 16  # tokens: before decodes, of a prefill, decoded a round
@@ -52,7 +59,7 @@ def main(
     spec = spec.model_copy(update={"name": f"{SHAPE}, {layers} of {count} layers", "layers": spec.layers[:layers]})
     state = random_weights(spec, torch.bfloat16, 0)
     with tempfile.TemporaryDirectory() as folder:
-        llama = Llama(peer, state, spec.layers, Path(folder)) if peer else None
+        llama = Llama(peer, spec, state, Path(folder)) if peer else None
         model = Transformer.from_state(spec, state, Backend.MLIR)
         state.clear()  # or the matrices would stay beside those in panels
         found = measured(model, rounds, llama)
@@ -146,25 +153,41 @@ def products(model: Transformer) -> dict[str, Callable[[int], float]]:
     }
 
 
+def write_gguf(spec: ModelSpec, state: dict[str, Tensor], folder: Path) -> None:
+    """Write a model of OLMoE's family as `folder`/model.gguf, by way of a Hugging Face folder."""
+    source, layer = folder / "hf", spec.layers[0]
+    attention, experts = cast(AttentionSpec, layer.attention), cast(MoESpec, layer.experts)
+    source.mkdir()
+    write_json(source / "config.json", {
+        "model_type": "olmoe", "hidden_size": spec.hidden_size, "intermediate_size": layer.intermediate_size,
+        "num_hidden_layers": len(spec.layers), "num_attention_heads": attention.num_heads,
+        "num_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
+        "max_position_embeddings": spec.max_position_embeddings, "vocab_size": spec.vocab_size,
+    })  # fmt: skip
+    parameters = stored_parameters(read_spec(source))
+    parts = (each for name, parameter in parameters.items() for each in parameter.to_stored(state[name]))
+    write_shards(source, ((part.name, own) for part, own in parts), SHARD_BYTES)
+    convert_to_gguf(source, folder / "model.gguf", "bf16", torch.bfloat16)
+    shutil.rmtree(source)
+
+
 class Llama:
     """llama.cpp in a separate process, with the same weights as GGUF (see expert_products_llama.py)."""
 
-    def __init__(self, python: str, state: dict[str, Tensor], layers: tuple, folder: Path):
-        from safetensors.torch import save_file
-
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "state.safetensors")
-        command = [python, str(LLAMA), str(folder), str(torch.get_num_threads()), str(len(layers))]
+    def __init__(self, python: str, spec: ModelSpec, state: dict[str, Tensor], folder: Path):
+        write_gguf(spec, state, folder)
+        command = [python, str(LLAMA), str(folder / "model.gguf"), str(torch.get_num_threads()), str(PROMPT + DECODED)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.version = self._answer()["version"]
 
     def decode(self, prompt: list[int], tokens: int) -> float:
         """Return the median seconds of a decoded token; if `tokens` is 1, the seconds of the prompt."""
-        return self._ask({"prompt": prompt, "tokens": tokens})["seconds"]
+        return self._ask({"prompt": prompt, "output_tokens": tokens})["seconds"]
 
     def compare(self, runner: Runner, prompt: list[int]) -> Row:
         """Return the distance of llama.cpp's logits after `prompt` from ours, relative to the norm of ours, and whether
         the likeliest token is the same."""
-        theirs = torch.tensor(self._ask({"prompt": prompt, "tokens": 0})["logits"])
+        theirs = torch.tensor(self._ask({"prompt": prompt, "output_tokens": 0})["logits"])
         ours = runner.model.logits(prompt)[-1]
         return {"relative": float((theirs - ours).norm() / ours.norm()), "same": bool(theirs.argmax() == ours.argmax())}
 

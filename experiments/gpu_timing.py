@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from compiled_kernels.backends import triton_interpreted
+from workbench.executors.programs.cuda_graph import capture_cuda_graph
 from workbench.runs.metrics import percentile
 
 REHEARSED = triton_interpreted()
@@ -51,18 +52,7 @@ def elapsed(form: Form) -> float:
 
 
 def captured(form: Form) -> Form:
-    if REHEARSED:
-        return form
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            form()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        form()
-    return graph.replay
+    return form if REHEARSED else capture_cuda_graph(form)
 
 
 def spread(seconds: list[float]) -> Row:

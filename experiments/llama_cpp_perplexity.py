@@ -32,9 +32,8 @@ from workbench.engine.load import load
 from workbench.engine.loaded_model import describe_model
 from workbench.errors import WorkbenchError
 from workbench.machine.environment import environment
-from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.texts import open_tokenizer
-from workbench.model.hf.weights import read_weights, wanted_parameters
+from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
 from workbench.oracle import naive
 from workbench.request import Request, SamplingParameters
@@ -63,9 +62,7 @@ def own_log_probabilities(path: Path, ids: Tensor) -> dict[str, list[float]]:
     """Return the log-probabilities of the plain float32 computation, exactly and with the inputs of matrix products
     rounded (except the head's)."""
     spec, _ = describe_model(str(path))
-    checkpoint = open_checkpoint(path)
-    state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
-    model = Transformer.from_state(spec, state)
+    model = Transformer.from_state(spec, load_weights(path, spec, torch.float32))
     entering: dict[str, Callable[[Tensor], Tensor]] = {"exact": lambda x: x, "rounded": rounded}
     result = {}
     for name, function in entering.items():

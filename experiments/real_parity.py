@@ -38,9 +38,8 @@ from workbench.engine.loaded_model import describe_model
 from workbench.errors import WorkbenchError
 from workbench.machine.environment import environment
 from workbench.model.formats.gguf.file import GGUFFile
-from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.texts import open_tokenizer
-from workbench.model.hf.weights import read_weights, wanted_parameters
+from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
 from workbench.runs.folder import write_dated_record
 
@@ -91,9 +90,7 @@ def compare(path: Path, backends: list[Backend], contexts: list[int]) -> Iterato
     """Yield a row for each context length and backend: the error of each way of computing, and the bound that the rule
     allows."""
     spec, _ = describe_model(str(path))
-    checkpoint = open_checkpoint(path)
-    state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
-    model = Transformer.from_state(spec, state)
+    model = Transformer.from_state(spec, load_weights(path, spec, torch.float32))
     tokenizer = open_tokenizer(path)
     assert tokenizer is not None
     ids = torch.tensor(tokenizer.encode(guide_text()))

@@ -76,7 +76,7 @@ REFUSALS = [
     ("kernels bench --operator rotary --case 1x1", "unknown timed case '1x1'"),
     ("kernels show decode_step --case a", "--case: has no effect: decode_step has a --model"),
     ("kernels show rms_norm --rows 2", "--rows, --set: have no effect: only decode_step has them"),
-    ("kernels show decode_step --backend inductor", "one function only on backend mlir"),
+    ("kernels show decode_step --backend inductor", "only backend mlir compiles a step as one function"),
     ("kernels show decode_step --backend mlri", "did you mean 'mlir'?"),
     ("kernels show decode_step --set model.weights=int3", "did you mean 'int8'?"),
     ("kernels show decode_step --rows 0", "Invalid value for '--rows'"),

@@ -33,8 +33,8 @@ NAMED = r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?:: .*)? = |self\.(\w+)(?:: .
 # Of names that stand once: parts of names made at run time, what other libraries call, and what users and tests call.
 CALLED = (
     r"_?of_\w+|_\w+_|handle_\w+|redirect_request|format_help|writelines|is_node_supported|_template_name_default|"
-    r"test_it_\w+|borrowed_by|logit_lens|is_prime|factorial|greatest_common_divisor|break_even_tokens_per_s|"
-    r"claim_errors|get_or_compute|num_on|pages_lent|int8_reference|markup_errors|output_input_cost_ratio|parse_calls|poisson_hit_rate"
+    r"test_it_\w+|borrowed_by|logit_lens|is_prime|factorial|greatest_common_divisor|"
+    r"num_on|pages_lent|int8_reference|markup_errors|parse_calls"
 )
 ALLOWED = ("`submodules`", "`draft`")  # a parameter of another library's; sampling, which is being rebuilt
 

@@ -172,13 +172,7 @@ def user_code(name: str, is_own: bool = True) -> Iterator[None]:
     except Exception as error:
         if not is_own:
             raise
-        lines = [
-            f" ({frame.f_code.co_filename}, line {line})"
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if frame.f_globals.get("__name__", "").partition(".")[0] not in NOT_OWN
-            and "site-packages" not in frame.f_code.co_filename
-        ]
-        raise WorkbenchError(f"{name}: {_describe(error)}{''.join(lines[-1:])}") from error
+        raise WorkbenchError(f"{name}: {_describe(error)}") from error
 
 
 def workload_code(workload: Any, must: str) -> AbstractContextManager[None]:
@@ -199,4 +193,11 @@ def check_arity(function: Any, count: int, name: str, shape: str) -> None:
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Describe an error in one line, which ends with the last line of the user's code that was reached."""
+    lines = [
+        f" ({frame.f_code.co_filename}, line {line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in NOT_OWN
+        and "site-packages" not in frame.f_code.co_filename
+    ]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{''.join(lines[-1:])}"

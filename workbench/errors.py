@@ -70,6 +70,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def require_tuple(values: object, kind: type, name: str) -> None:
+    """Raise TypeError, with `name`, unless `values` is a tuple of `kind`."""
+    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+        raise TypeError(f"{name} must be a tuple of {kind.__name__} values; one alone is written (VALUE,)")
+
+
 LONGEST_NAME = 200  # maximum characters that are compared with known names, to bound the time
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 6, 60, 60

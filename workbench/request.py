@@ -77,9 +77,9 @@ class SamplingParameters(Displayable, Settings):
     logit_bias: dict[int, float] = {}  # bias added to logits, by token id
     filters: tuple[CustomPart, ...] = ()  # user-defined filters, applied after the others
     sampler: CustomPart | None = None  # user-defined sampler
-    # of the random numbers: the same seed, prompt and settings give the same tokens
+    # random seed: the same seed, prompt and settings give the same tokens
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    n: NumSamples = 1  # number of samples, with consecutive seeds, on one prompt's pages
+    n: NumSamples = 1  # number of samples, with consecutive seeds; they share the prompt's pages
     # Number of samples; the n of them with the highest log-probability (of the model, summed over their
     # tokens) are samples 0 to n - 1, the best first. With more than n no event is emitted before all have finished.
     best_of: NumSamples | None = None
@@ -89,12 +89,12 @@ class SamplingParameters(Displayable, Settings):
     beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
     search: CustomPart | None = None  # user-defined search (see decoding/search.py)
     length_penalty: float = 1.0  # for beams: a text's score is log-probability / tokens ** length_penalty
-    early_stopping: bool | Literal["never"] = False  # for beams: see decoding/beams.py
+    early_stopping: bool | Literal["never"] = False  # for beams: end at n finished texts (see decoding/beams.py)
     stop: tuple[str, ...] = ()  # texts that end the output and are removed from it
     stop_token_ids: tuple[int, ...] = ()  # further token ids that end the output
     max_tokens: Count = 128  # maximum number of output tokens
     ignore_eos: bool = False  # continue after the model's end tokens, up to max_tokens
-    logprobs: NumLogprobs | None = None  # number of alternatives to the sampled token
+    logprobs: NumLogprobs | None = None  # number of alternatives to show for each token; None: no log-probabilities
     # which log-probabilities: the model's, or those after temperature and filters
     logprobs_of: Literal["model", "filtered"] = "model"
     # Alternatives beside each token of the prompt, whose log-probabilities are the model's. Pages of the prefix cache
@@ -194,8 +194,8 @@ class Request(Displayable):
     cut_tokens: int = 0  # oldest prompt tokens removed by `overflow: cut_oldest`
     cache_salt: str = ""  # only requests with the same salt share cached pages
     invalid_reason: str = ""  # why its text could not be encoded: the message of its refusal
-    priority: int = 0  # for `policy: priority`: smaller values go first
-    tenant: str = ""  # for `policy: fair`
+    priority: int = 0  # rank under `policy: priority`: smaller values go first
+    tenant: str = ""  # owner, among whom `policy: fair` shares the engine
     deadline: float | None = None  # deadline of its last token, in seconds from its arrival
     predicted_tokens: int | None = None  # predicted number of output tokens
     pins: tuple[PrefixPin, ...] = ()  # prefixes of the prompt to keep cached, shortest first
@@ -238,7 +238,7 @@ class SwappedPages:
 class StatePages:
     """Pages of a recurrent group to which the next step of a sequence writes states (see kv_cache/recurrent.py)."""
 
-    spare: list[int] = field(default_factory=list)  # after the last known token, then after each draft token
+    spare: list[int] = field(default_factory=list)  # pages for the states after the last known token and each draft
     snapshots: dict[int, int] = field(default_factory=dict)  # by index of the page of tokens that ends there
 
     @property
@@ -263,9 +263,9 @@ class Sequence:
     arrival_index: int  # order of arrival: the youngest has the largest index
     token_ids: list[int]
     length_limit: int = 0  # maximum number of its tokens
-    length_class: int = 0  # for rotary scaling by length: keys of other classes cannot be shared
+    length_class: int = 0  # class of rotary scaling by length: keys are shared only within a class
     num_computed_tokens: int = 0
-    num_evicted_tokens: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
+    num_evicted_tokens: int = 0  # evicted ones of the computed tokens; each layer chooses its own
     pages: tuple[list[int], ...] = ()  # one list per cache group, in text order; NULL_PAGE where freed
     states: dict[int, StatePages] = field(default_factory=dict)  # by recurrent group: pages for states
     finish_reason: FinishReason | None = None

@@ -69,9 +69,9 @@ class Lark(Settings):
 
     kind: Literal["lark"] = "lark"
     lark: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]  # the grammar
-    max_whitespace: Whitespace | None = None  # between two tokens of JSON, where it has %json; None: as spaced_json
+    max_whitespace: Whitespace | None = None  # maximum between JSON tokens of %json; None: see spaced_json
     spaced_json: bool = False  # %json has ", " and ": " and no other space, as json.dumps writes it
-    labels: dict[str, str] = {}  # by rule: what errors call the schema that is its %json
+    labels: dict[str, str] = {}  # name of a rule's %json schema in error messages, by rule
     loose: tuple[str, ...] = ()  # labels of schemas that are replaced by any JSON if they cannot be compiled
 
 
@@ -87,7 +87,7 @@ class Thinking(Settings):
 
     budget_tokens: NonNegative  # maximum tokens of the thought; 0: no thought
     shown: bool = True  # emit its text, as events of the channel "thought"
-    soft_tokens: NonNegative = 16  # tokens before the budget in which a sentence's end closes it; at most half
+    soft_tokens: NonNegative = 16  # last tokens of the budget, where a sentence's end closes the thought
     opening: str = "<|think|>"  # the control token that opens a thought
     closing: str = "<|/think|>"  # the control token that closes it
     within_max_tokens: bool = False  # max_tokens limits thought and answer together

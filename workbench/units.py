@@ -41,6 +41,10 @@ class Measure:
     better: Direction | None = None
     timed: bool = False
 
+    def __post_init__(self) -> None:
+        if self.better not in ("min", "max", None):
+            raise ValueError(f"measure {self.name!r}: better must be 'min', 'max' or None, not {self.better!r}")
+
     @property
     def heading(self) -> str:
         return self.label or self.name.replace("_", " ")

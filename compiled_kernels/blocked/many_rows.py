@@ -34,7 +34,7 @@ class ManyRows(Panels):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.panel_distance and self.out_features % PANEL_PAIR:
-            raise ValueError(f"{self.name}: {self.out_features} columns are no pairs of panels that stand apart")
+            raise ValueError(f"{self.name}: panels that stand apart need whole pairs, not {self.out_features} columns")
 
     @property
     def multiplied_dtype(self) -> str:

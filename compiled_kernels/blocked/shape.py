@@ -172,16 +172,16 @@ class Panels:
     def __post_init__(self) -> None:
         if self.w8a8 and (self.weight_dtype == "f8" or not self.words or self.sum_group % 8):
             grouped = f" by {self.group}" if self.group else ""
-            raise ValueError(f"{self.name}: rows of INT8 are not multiplied with {self.weight_dtype}{grouped}")
+            raise ValueError(f"{self.name}: activations in INT8 are not supported with {self.weight_dtype}{grouped}")
         whole = self.words.block if self.words else VALUES_PER_WORD[self.weight_dtype]
         if self.in_features % whole:
-            raise ValueError(f"{self.name}: a width of {self.in_features} {self.weight_dtype} is not for panels")
+            raise ValueError(f"{self.name}: a width of {self.in_features} does not fit panels of {self.weight_dtype}")
         if self.weight_dtype in WORDS and whole % UNIT:
-            raise ValueError(f"{self.name}: blocks of {whole} columns are no multiple of {UNIT}")
+            raise ValueError(f"{self.name}: blocks of {whole} columns are not a multiple of {UNIT}")
         if self.quant_group and (self.in_features % self.quant_group or self.quant_group % whole):
-            raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
+            raise ValueError(f"{self.name}: groups of {self.quant_group} do not fit {self.in_features} columns")
         if self.scales_rows and self.weight_dtype not in ("i8", "f8"):
-            raise ValueError(f"{self.name}: codes of {self.weight_dtype} have a scale for a group")
+            raise ValueError(f"{self.name}: {self.weight_dtype} needs a scale for each group, not for each row")
 
 
 def rows_type(columns: int, kind: str, rows: int = SIZE_BOUND) -> str:

@@ -24,7 +24,7 @@ from compiled_kernels.quantized_attention.mlir_context import QuantizedContext
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 
 AnyProduct = RowByRow | FewRows
-"""A matrix product of a step: with a weight stored row by row, or in panels."""
+"""A matrix product of a step: with a weight stored row by row, or in panels (see blocked/layout.py)."""
 Sized = RowByRow | Panels
 """A matrix product of a step, or a product with any number of rows."""
 

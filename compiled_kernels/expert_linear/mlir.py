@@ -44,7 +44,7 @@ def expert_linear(
         return x.new_empty(0, out)
     least, most = (int(each) for each in expert.aminmax())
     if least < 0 or most >= experts:
-        raise BackendError(f"{NAME}: rows name experts {least} to {most}; there are 0 to {experts - 1}")
+        raise BackendError(f"{NAME}: experts must lie in 0..{experts - 1}; {least}..{most} given")
     stack = Weight(weight_kind(format, weight.dtype), format.group, tensors)
     if not in_panels(weight):
         return _one_by_one(x, expert, stack, bias, format.is_dense)

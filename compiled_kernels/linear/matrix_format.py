@@ -26,7 +26,7 @@ class SubScales:
         words: number of words of a block that hold them.
         scale: pairs (bits, first bit) of fields that make up a number, lowest bits first; the field of group g begins
             at first bit + bits * g, counted through the words.
-        minimum: the same for minima; empty without minima.
+        minimum: such pairs for the numbers that multiply the minimum; empty without minima.
         offset: number subtracted from a scale.
         sign_bit: a bit of a scale that is inverted first, for two's complement.
     """
@@ -73,11 +73,11 @@ class WordLayout:
     def __post_init__(self) -> None:
         """Raise ValueError for layouts that no product can load (see blocked/numbers.py, triton_words.py)."""
         if self.bits > 6 and (self.planes, self.offset, self.sign_bit) != ((8,), 128, 128):
-            raise ValueError(f"{self}: codes of more than 6 bits are bytes with an offset and a sign bit of 128")
+            raise ValueError(f"{self}: codes of more than 6 bits must be bytes with an offset and a sign bit of 128")
         if self.values and (self.planes, len(self.values)) != ((4,), 16):
-            raise ValueError(f"{self}: a table of values is one of 16, for one plane of 4 bits")
+            raise ValueError(f"{self}: a table of values must have 16 values and one plane of 4 bits")
         if len(self.planes) > 2 or any(bits * self.block % WORD_BITS for bits in self.planes):
-            raise ValueError(f"{self}: must have one or two planes, each of whole words")
+            raise ValueError(f"{self}: a block must have one or two planes, each of whole words")
 
     @property
     def bits(self) -> int:
@@ -148,21 +148,21 @@ class MatrixFormat:
         if words is None and not self.is_dense and self.codes not in CODE_DTYPES:
             raise ValueError(f"no format is called {self.codes!r}; known: dense, {', '.join((*CODE_DTYPES, *WORDS))}")
         if words is not None and (self.group, self.minima is not None) != (words.group, words.minima):
-            raise ValueError(f"{self} has groups of {words.group} {'with' if words.minima else 'without'} minima")
+            raise ValueError(f"{self}: needs groups of {words.group} {'with' if words.minima else 'without'} minima")
         by_row = not self.group
         if by_row and (self.codes == "int4" or self.minima is not None or self.scales != torch.float32):
-            raise ValueError(f"{self}: a scale for a whole row is float32, of int8 or fp8, without a minimum")
+            raise ValueError(f"{self}: one scale for a row needs int8 or fp8, float32 scales and no minima")
         if self.codes == "int4" and self.group % (WORD_BITS // 4):
-            raise ValueError(f"{self}: groups of INT4 are whole words, multiples of 8 columns")
+            raise ValueError(f"{self}: groups of INT4 must be a multiple of 8 columns")
         if self.codes == "fp8" and self.minima is not None:
-            raise ValueError(f"{self}: fp8 has no minima")
+            raise ValueError(f"{self}: fp8 supports no minima")
 
     @classmethod
     def named(cls, name: str) -> MatrixFormat:
         """Return the format with this name in `WORDS`; its scales are float16 or exponents, its minima float16."""
         words = WORDS.get(name)
         if words is None:
-            raise ValueError(f"no matrix in words is called {name!r}; known: {', '.join(WORDS)}")
+            raise ValueError(f"no format in words is called {name!r}; known: {', '.join(WORDS)}")
         return cls(name, words.group, words.scales, torch.float16 if words.minima else None)
 
     @classmethod

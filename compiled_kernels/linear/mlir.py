@@ -103,7 +103,7 @@ def check_stored(name: str, format: MatrixFormat, tensors: Sequence[Tensor], out
     if problem := format.problem(width):
         raise BackendError(f"{name}: {problem} {width} columns")
     if format.words is None and format.group and math.gcd(format.group, width) % 4:
-        raise BackendError(f"{name}: groups of {format.group} of {width} columns are no whole words")
+        raise BackendError(f"{name}: groups of {format.group} of {width} columns must be multiples of 4")
     (weight, *_), panels = tensors, in_panels(tensors[0])
     stack = weight.shape[: weight.ndim - (4 if panels else 2)]
     dense = {"weight": ((out, width), weight.dtype if weight.dtype in COMPUTE_DTYPES else torch.float32)}

@@ -44,10 +44,10 @@ class RowByRow:
 
     def __post_init__(self) -> None:
         if self.weight_dtype not in BITS:
-            raise ValueError(f"{self.name}: a weight of {self.weight_dtype} lies in panels")
+            raise ValueError(f"{self.name}: a weight of {self.weight_dtype} is only supported in panels")
         if self.any_rows and (self.accumulate or self.rows > MAX_ROWS_TOGETHER):
             raise ValueError(
-                f"{self.name}: any number of rows overlaps its last two runs, of {MAX_ROWS_TOGETHER} at most"
+                f"{self.name}: any_rows needs runs of at most {MAX_ROWS_TOGETHER} rows, without accumulate"
             )
 
     @property

@@ -144,7 +144,7 @@ def all_fields(value: object) -> Any:
         return [all_fields(each) for each in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"a shape that code is kept under holds {value!r}, which may look like another")
+    raise TypeError(f"a shape cannot be a cache key with {value!r}: another may look the same")
 
 
 def _by_recipe(

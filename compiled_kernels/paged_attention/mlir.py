@@ -42,7 +42,7 @@ def _expect(q: Tensor, kv: PagedKV, spans: Spans, parameters: AttentionParameter
     if (sink_logits := parameters.sink_logits) is not None:
         check_argument(NAME, "sink_logits", sink_logits, (heads,), (sink_logits.dtype,), contiguous=False)
     if heads % groups:
-        raise BackendError(f"{NAME}: {heads} query heads are no whole number for each of {groups} groups")
+        raise BackendError(f"{NAME}: {heads} query heads are not a multiple of {groups} key/value heads")
     if seqs and (longest := int(spans.context_lengths.max())) > held * size:
         raise BackendError(f"{NAME}: a context of {longest} does not fit the table's {held} pages of {size}")
     if not spans.decode_only:

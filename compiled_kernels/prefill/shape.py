@@ -20,8 +20,8 @@ from compiled_kernels.paged_attention.mlir_shape import HeadShape
 
 @dataclass(frozen=True)
 class BlockShape:
-    """A decoder block with the shape `layer` in a model of this `hidden_size`; the weights of its four products are in
-    panels.
+    """A decoder block for prefill. The weights of its products (qkv, output, gate and up, down) must be in panels: see
+    blocked/layout.py.
 
     `dtype` (f32 or bf16) is the type of queries, keys and values; the residual stream is float32.
     """
@@ -36,7 +36,7 @@ class BlockShape:
     def __post_init__(self) -> None:
         products = *self.layer.qkv, self.layer.output, self.layer.gate_up, self.layer.down
         if not all(weight.panels for weight in products):
-            raise ValueError("a block of a prefill reads all of its weights in panels")
+            raise ValueError("a block of a prefill needs all of its weights in panels")
 
     @property
     def code_key(self) -> BlockShape:

@@ -28,10 +28,10 @@ def _context(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters, decode
     """Return the description of the keys and values read. Raises BackendError if no kernel supports them."""
     what, recent, (keys, values, rule) = f"{NAME}: backend mlir", kv.residual_keys, (kv.keys, kv.values, kv.rule)
     if q.dtype != recent.dtype or q.dtype not in (torch.float32, torch.bfloat16):
-        wanted = "wants queries and recent keys in one of float32 and bfloat16"
+        wanted = "needs queries and recent keys in float32, or both in bfloat16"
         raise BackendError(f"{what} {wanted}, not {q.dtype} and {recent.dtype}")
     if keys.scales is None or values.scales is None:
-        raise BackendError(f"{what} reads keys and values that are both quantized, not {keys.kind} and {values.kind}")
+        raise BackendError(f"{what} needs keys and values both quantized, not {keys.kind} and {values.kind}")
     codes, scales, _ = values.kernel_tensors
     layout = QuantizedLayout(keys.kind, values.kind, codes.shape[-2] // scales.shape[-2], rule)
     kind = QuantizedAttention if decodes else QuantizedSpan

@@ -136,7 +136,7 @@ def storage_shapes(
     for each `run` of numbers. Raises ValueError if words or runs do not divide the axes."""
     each = codes_per_word(kind)
     if summed % each or kept % run:
-        raise ValueError(f"{kind}: words of {each} and runs of {run} do not divide {summed} x {kept} numbers")
+        raise ValueError(f"{kind}: {summed} x {kept} numbers are not multiples of {each} x {run}")
     scales = ((*before, kept // run, summed), torch.float16)
     return [
         ((*before, summed // each, kept, BYTES_PER_WORD), torch.uint8),

@@ -236,7 +236,7 @@ class _Step:
             return builder.add("sqrt", self.operand(base))
         if isinstance(base, int | float):  # as torch.pow(2.0, x)
             if base <= 0:
-                raise NotImplementedError(f"{base} to a power that is computed has no scalar form")
+                raise NotImplementedError(f"{base} to a computed power has no scalar form: the base must be above 0")
             return builder.add("exp2", builder.add("mul", self.operand(power), builder.constant(math.log2(base))))
         value = builder.cast(self.operand(base), "float")
         whole = isinstance(power, int | float) and float(power).is_integer()
@@ -298,7 +298,7 @@ class _Step:
         table, places = self.node.args[:2]
         assert isinstance(table, Node) and isinstance(places, tuple | list)
         if table not in self.constants:
-            raise NotImplementedError("an index into what is computed has no scalar form")
+            raise NotImplementedError("an index into a computed tensor has no scalar form")
         numbers = self.constants[table]
         if numbers.ndim != 1 or len(places) != 1 or not 0 < numbers.numel() <= MAX_TABLE:
             what = f"a tensor of {tuple(numbers.shape)} is read by {len(places)} indices"

@@ -112,7 +112,7 @@ def test_what_is_said_of_backends_is_what_loading_does() -> None:
 def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(folder: Path) -> None:
     changed(folder, model_type="unknown_family")
     found = answer("model check", folder, code=1)
-    assert "model_type 'unknown_family' is not read" in found["problem"] and found["sizes"]["layers"] == 4
+    assert "model_type 'unknown_family' is not supported" in found["problem"] and found["sizes"]["layers"] == 4
     assert "mechanisms" not in found and "carried_out" not in found
     shown = cli("model check", folder, code=1).text
     assert "refused:" in shown and "4 layers of 64" in shown

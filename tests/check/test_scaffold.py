@@ -158,7 +158,7 @@ def test_what_cannot_be_scaffolded_is_refused(tmp_path: Path, name: str, keys: d
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path / "model")
     scaffold("mine", folder, tmp_path)
-    with pytest.raises(WorkbenchError, match=r"mine\.py: is there already"):
+    with pytest.raises(WorkbenchError, match=r"mine\.py: exists already"):
         scaffold("mine", folder, tmp_path)
 
 

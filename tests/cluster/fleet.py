@@ -93,6 +93,12 @@ class Sink:
         self.events: list[Event] = []
         self.is_done, self.error = False, ""
 
+    @property
+    def refusal(self) -> str:
+        """Return why the front refused its request; empty if it did not."""
+        ends = [each for each in self.events if isinstance(each, Finished) and each.reason == "refused"]
+        return "".join(each.error for each in ends if each.ended_by)
+
     def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
         assert not self.is_done, "an event after the end"
         self.events += events

@@ -8,9 +8,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.cluster.fleet import COUNTING, MENU, Sink, SteppedReplica, uninterrupted
 from tests.helpers.events import of
@@ -27,6 +28,7 @@ from workbench.trace.events import Decoded, Event, Finished, Moved, Prefilled, R
 from workbench.units import format_seconds
 
 LOSSES = 2
+GIVEN_UP = "no replica can be started"
 CLAIMS = ("reason", "ended_by", "stop_reason", "token_ids", "output_text", "thought_text", "thinking_tokens",
           "prompt_tokens")  # fmt: skip
 PLACES = st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=3)
@@ -45,6 +47,8 @@ class Fleet(RuleBasedStateMachine):
         self.heard: list[Event] = []
         self.lost: list[int] = []  # computed tokens of lost attempts
         self.handing_over = {"killed"}  # why requests move
+        self.retired_at: dict[int, int] = {}  # number of events heard before, by replica
+        self.is_given_up = False
         self.count = 0
 
     @initialize(router=st.sampled_from(ROUTERS), replicas=st.integers(1, 3), room=st.integers(1, 6))
@@ -67,6 +71,15 @@ class Fleet(RuleBasedStateMachine):
             self.count += 1
             replica = self.alive[self.count] = SteppedReplica(self.count)
             self.front.add_replica(replica, pages=replica.pages)
+            self.is_given_up = False
+
+    @precondition(lambda self: not self.alive)
+    @rule()
+    def give_up(self) -> None:
+        """All requests end, and new ones are refused until a replica comes."""
+        self.front.give_up("", GIVEN_UP)
+        self.is_given_up = True
+        assert not self.front.num_requests
 
     @rule(places=PLACES, later=st.sampled_from([0.0, 0.0, 5.0]))
     def submit(self, places: list[int], later: float) -> None:
@@ -75,6 +88,7 @@ class Fleet(RuleBasedStateMachine):
             asked = replace(MENU[place], request_id=name, arrival=later)
             sink = Sink()
             self.submitted[name] = place, sink, self.front.submit(sink, [asked])
+            assert (GIVEN_UP in sink.refusal) == (self.is_given_up and not later)
 
     @rule(place=st.integers(0, 3), turns=st.integers(1, 8))
     def turn(self, place: int, turns: int) -> None:
@@ -83,7 +97,14 @@ class Fleet(RuleBasedStateMachine):
             if replica is not None:
                 self.now += 1.0
                 self.front.arrive()
-                self.front.take_report(replica.number, replica.turn())
+                self.step(replica)
+
+    def step(self, replica: SteppedReplica) -> None:
+        """Let a replica take a step, in which it computes nothing that has left it."""
+        report, view = replica.turn(), self.front.replicas.get(replica.number)
+        computed = [each for each in report.events if isinstance(each, Prefilled | Decoded)]
+        assert {each.request_id for each in computed} <= (set() if view is None else view.names.keys())
+        self.front.take_report(replica.number, report)
 
     def lose(self, replica: SteppedReplica, leave: Callable[[], None]) -> None:
         """Note the tokens of each attempt that ends as a replica is lost or leaves."""
@@ -107,6 +128,7 @@ class Fleet(RuleBasedStateMachine):
         replica = self._choose(place)
         if replica is not None:
             self.handing_over |= {f"replica {replica.number} leaves"} if hand_over else set()
+            self.retired_at.setdefault(replica.number, len(self.heard))
             self.lose(replica, lambda: self.front.retire_replica(replica.number, hand_over))
 
     @rule(place=st.integers(0, 99))
@@ -120,7 +142,8 @@ class Fleet(RuleBasedStateMachine):
     def the_account_is_the_sum(self) -> None:
         if not hasattr(self, "front"):
             return
-        ends = [each for _, sink, _ in self.submitted.values() for each in sink.events if isinstance(each, Finished)]
+        sinks = [sink for _, sink, _ in self.submitted.values() if not sink.refusal]
+        ends = [each for sink in sinks for each in of(Finished, sink.events)]
         account = self.front.accounts[""]
         assert account.ended == Counter(end.reason for end in ends)
         assert account.output_tokens == sum(len(end.token_ids) for end in ends)
@@ -128,6 +151,11 @@ class Fleet(RuleBasedStateMachine):
         assert account.computed_tokens == sum(end.computed_tokens for end in ends)
         live = sum(len(each.unfinished) for one in self.front.submissions for each in one.live.values())
         assert account.submitted == len(ends) + live
+
+    @invariant()
+    def who_came_first_is_placed_first(self) -> None:
+        orders = [each.order for each in self.front.submissions.waiting] if hasattr(self, "front") else []
+        assert orders == sorted(orders)
 
     def teardown(self) -> None:
         if not hasattr(self, "front"):
@@ -143,14 +171,16 @@ class Fleet(RuleBasedStateMachine):
                 break
             for replica in list(self.alive.values()):
                 if not replica.is_idle:
-                    self.front.take_report(replica.number, replica.turn())
+                    self.step(replica)
         for replica in list(self.alive.values()):  # what they were to cancel
             while not replica.is_idle:
-                self.front.take_report(replica.number, replica.turn())
+                self.step(replica)
             assert replica.runner.scheduler.pages_in_use == 0
         assert self.front.num_requests == self.front.num_waiting == self.front.pages.used == 0
         assert not any(view.is_leaving for view in self.front.replicas.values())
         assert {each.reason for each in of(Moved, self.heard)} <= self.handing_over
+        for number, place in self.retired_at.items():
+            assert number not in {each.replica for each in of(Routed, self.heard[place:])}
         assert not self.front.submissions._taken and not any(view.names for view in self.front.replicas.values())
         for name, (place, sink, _) in self.submitted.items():
             check_request(name, place, sink, name in self.cancelled)
@@ -200,9 +230,9 @@ def check_request(name: str, place: int, sink: Sink, may_be_cancelled: bool) -> 
         tokens = of(Decoded, events)
         assert [each.index for each in tokens] == list(range(len(tokens)))
         end, wanted = ends[0], uninterrupted(place)[sample]
-        if end.reason in ("cancelled", "error"):
-            assert end.reason == "error" or may_be_cancelled
-            if end.reason == "error":
+        if end.reason in ("cancelled", "error") or GIVEN_UP in end.error:
+            assert end.reason != "cancelled" or may_be_cancelled
+            if end.reason == "error" and GIVEN_UP not in end.error:
                 moves = sum(isinstance(each, Moved) for each in events)
                 sampler = MENU[place].sampling.sampler is COUNTING
                 assert moves >= LOSSES or sampler and why_not_resumable(MENU[place]), end.error
@@ -239,18 +269,6 @@ def finish(front: Front, replicas: list[SteppedReplica]) -> None:
         for each in replicas:
             if not each.is_stopped and each.number in front.replicas:
                 front.take_report(each.number, each.turn())
-
-
-def test_without_room_requests_wait_in_order_and_too_many_are_refused() -> None:
-    front, (one,) = fleet(1, replica_samples=1, waiting=2)
-    sinks = [ask(front, 0, f"r{number}") for number in range(4)]
-    assert front.num_waiting == 2
-    refused = sinks[3].events[-1]
-    assert isinstance(refused, Finished) and "the fleet is full, with 2 waiting" in refused.error
-    assert (refused.reason, refused.ended_by) == ("refused", "overloaded")
-    finish(front, [one])
-    ends = [next(each.time for each in of(Finished, sink.events)) for sink in sinks[:3]]
-    assert ends == sorted(ends) and all(sink.is_done for sink in sinks)
 
 
 def test_an_id_that_is_taken_is_refused_and_the_first_goes_on() -> None:
@@ -319,11 +337,14 @@ def test_a_listener_and_a_sink_that_raise_are_dropped_and_named() -> None:
     assert len(front.submissions.listeners) == 1 and not front.submissions.after_delivery
 
 
-def test_what_is_cancelled_while_its_replica_is_lost_ends_once() -> None:
-    """A listener cancels both requests when the first one's end is heard, which the loss of their replica brings."""
-    front, replicas = fleet(1, losses=0)
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("place", [1, 2])
+def test_what_is_cancelled_while_it_is_given_up_ends_once(place: int, is_lost: bool) -> None:
+    """A listener cancels both requests when the first end is heard, which the loss of their replica brings, or that
+    none can be started."""
+    front, replicas = fleet(int(is_lost), losses=0)
     sinks = [Sink(), Sink()]
-    made = [front.submit(sink, [replace(MENU[1], request_id=name)]) for sink, name in zip(sinks, "ab", strict=True)]
+    made = [front.submit(sink, [replace(MENU[place], request_id=name)]) for sink, name in zip(sinks, "ab", strict=True)]
 
     def hear(event: Event) -> None:
         if isinstance(event, Finished):
@@ -331,9 +352,11 @@ def test_what_is_cancelled_while_its_replica_is_lost_ends_once() -> None:
                 front.cancel(each)
 
     front.submissions.listeners.append(hear)
-    front.lose_replica(replicas[0].number, "killed by a test")
+    front.lose_replica(replicas[0].number, "killed by a test") if is_lost else front.give_up("", GIVEN_UP)
     ends = [[each.reason for each in of(Finished, sink.events)] for sink in sinks]
-    assert all(sink.is_done for sink in sinks) and ends == [["error"], ["cancelled"]]
+    count = MENU[place].sampling.num_sequences
+    assert all(sink.is_done for sink in sinks)
+    assert ends == [["error"] + ["cancelled"] * (count - 1), ["cancelled"] * count]
     assert not front.num_requests and not front.num_waiting
 
 

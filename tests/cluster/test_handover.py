@@ -3,7 +3,6 @@ and no page is lost."""
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from tests.engine.recurrent_models import models as recurrent_models
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
 from tests.patience import until
 from tests.thorough import tries
-from workbench.cluster.apart.adoption import BorrowedPages, page_contents
-from workbench.cluster.apart.handover import adopt, hand_over, pop_returned, ready_sequences, take_back
+from workbench.cluster.apart.adoption import page_contents
+from workbench.cluster.apart.handover import adopt, pop_returned, ready_sequences, take_back
 from workbench.cluster.apart.lending import TransferKey
 from workbench.cluster.apart.page_channel import GlooLink, LayerSending, PageReceiver, PageSender
 from workbench.cluster.apart.page_layout import describe_layout
-from workbench.cluster.apart.pool_messages import Adopt, Connect
+from workbench.cluster.apart.pool_messages import Connect
 from workbench.cluster.apart.shared_memory import SharedMemory
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
@@ -143,26 +142,6 @@ def test_the_first_layer_has_arrived_before_the_last_is_computed() -> None:
     found = receiver.pop(key, offer.sent_pass, offer.handed, runner.store)
     assert found is not None and all(torch.equal(*pair) for pair in zip(found.contents, whole, strict=True))
     sender.close()
-
-
-def test_through_a_shared_memory_only_page_numbers_travel() -> None:
-    """A page's message has the same length whatever it holds, and the other engine reads those very bytes."""
-    lengths = []
-    for head_dim in (8, 64):
-        apart = engines_apart(model_of(spec_of(layer(2, 1, head_dim), layer(2, 1, head_dim))), True)
-        apart.submit([request("r", 26, 6)])
-        made = hand_over(apart.prefill, prefilled(apart.prefill))
-        lengths.append(len(pickle.dumps(Adopt(TransferKey("r", 1), made.request, made.handed))))
-        adopt(apart.decode, made.request, BorrowedPages(made.handed), apart._queue)
-        [sequence] = apart.decode.scheduler.waiting
-        assert [tuple(pages) for pages in sequence.pages] == list(made.handed.pages), "its pages are the prompt's"
-        for mine, its in zip(page_contents(apart.prefill.store, made.handed.pages),
-                             page_contents(apart.decode.store, made.handed.pages), strict=True):  # fmt: skip
-            assert torch.equal(mine, its)
-        while apart.step():
-            pass
-        apart.check_no_page_leaks()
-    assert lengths[0] == lengths[1]
 
 
 def test_layouts_are_compared_and_what_differs_is_named() -> None:

@@ -260,17 +260,6 @@ TestLending = Lending.TestCase
 TestLending.settings = settings(max_examples=tries(200), stateful_step_count=30)
 
 
-def test_a_home_counts_its_own_pages_and_a_borrower_none() -> None:
-    home, other = SharedPagePool(8, 4, range(1, 6)), SharedPagePool(8, 4, range(6, 9))
-    pages = home.allocate(3)
-    assert (home.num_pages, home.num_free, other.num_available) == (5, 2, 3)
-    assert home.lend(pages) == [False] * 3 and home.release(pages) == [], "they are lent"
-    other.borrow(pages, [False] * 3)
-    assert (other.num_free, other.num_borrowed, other.ref_count(pages[0])) == (3, 3, 1)
-    assert other.release(pages) == pages == other.pop_returned()
-    assert home.take_back(pages) == pages and home.num_free == 5
-
-
 def test_a_page_that_its_home_reads_too_is_not_written_and_not_zeroed() -> None:
     """Those that `release` returns are zeroed where a request failed."""
     home, other = SharedPagePool(8, 4, range(1, 6)), SharedPagePool(8, 4, range(6, 9))

@@ -129,6 +129,7 @@ def arriving(prefilled, connects: bool = True) -> tuple[PageChannels, Adopt]:
 
 
 def test_a_transfer_that_cannot_arrive_is_computed_again(monkeypatch, prefilled) -> None:
+    """Unless it was cancelled; of it nothing is kept that comes late."""
     store = prefilled[0].store
     made, adopt = arriving(prefilled)
     assert list(made.pop_arrived(store)) == [] and made.is_waiting
@@ -136,6 +137,9 @@ def test_a_transfer_that_cannot_arrive_is_computed_again(monkeypatch, prefilled)
     assert list(made.pop_arrived(store)) == [(adopt, None)] and not made.is_waiting
     made, adopt = arriving(prefilled, connects=False)
     assert list(made.pop_arrived(store)) == [(adopt, None)], "a channel that it has never had"
+    made, adopt = arriving(prefilled)
+    assert list(made.cancel("r")) == [adopt] and not made.is_waiting
+    assert transfer_number(adopt.key) in made._receivers[3]._dropped
     made, adopt = arriving(prefilled)
     monkeypatch.setattr(channels, "STALL_SECONDS", -1.0)
     assert list(made.pop_arrived(store)) == [(adopt, None)], "for too long no layer came"

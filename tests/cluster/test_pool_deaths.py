@@ -25,6 +25,7 @@ from workbench.cluster.apart.pool_messages import Transfer
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner, generate
 from workbench.request import Request
 from workbench.trace.events import Decoded, Finished, Moved
 
@@ -169,9 +170,10 @@ def test_usage_adds_up_over_the_engines_of_a_request(transfer: Transfer) -> None
     config = EngineConfig.build(page_size=4, pages=20, backend="eager", prefix="radix")
     asked = request("r", 17, 9)
     with PrefillDecodePools(config, transfer=transfer, processes=StartThreads(lambda config: loaded)) as pools:
-        first = end_of(pools.stream([asked]))
         again = replace(asked, request_id="again")
-        second = end_of(pools.stream([again]))
+        first, second = (end_of(pools.stream([each])) for each in (asked, again))
+    alone = generate(Runner(config, loaded), [asked])["r"]
     assert (first.prompt_tokens, first.cached_tokens, first.computed_tokens) == (17, 0, 17 + 8)
     assert (second.prompt_tokens, second.cached_tokens, second.computed_tokens) == (17, 16, 1 + 8)
+    assert (first.written_tokens, second.written_tokens) == (alone.written_tokens, 0)
     assert first.token_ids == second.token_ids and pools.counts["handed over"] == 2

@@ -6,12 +6,16 @@ import os
 import signal
 import socket
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cluster.ends import end_of
 from tests.cluster.handovers import WINDOWS
@@ -21,9 +25,11 @@ from tests.helpers.events import of
 from tests.helpers.processes import PIPE, start_python
 from tests.helpers.stand_in import stand_in
 from tests.patience import until
-from workbench.cluster.apart import pool_processes
+from workbench.cluster.apart import pool_processes, pool_slots
 from workbench.cluster.apart.page_channel import GlooLink
 from workbench.cluster.apart.pool_engine import PoolEngine
+from workbench.cluster.apart.pool_messages import Transfer
+from workbench.cluster.apart.pool_slots import PoolSlots, State
 from workbench.cluster.pools import PrefillDecodePools
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
@@ -36,6 +42,7 @@ from workbench.widgets.fleet.data import IN_FLIGHT, FleetBook
 from workbench.widgets.fleet.source import open_fleet
 
 CHOSEN: dict[str, Any] = {"page_size": 4, "pages": 20, "backend": "eager"}
+SECONDS = st.integers(1, 2000)
 SHARED = pytest.mark.parametrize("sampling", [{"beams": 4, "n": 2}, {"best_of": 4, "n": 2}])
 
 
@@ -183,28 +190,62 @@ def test_a_close_ends_a_request_whose_offer_waits_for_an_engine(monkeypatch, loa
     assert end_of(events).reason == "cancelled" and not pools.error
 
 
-def fail(*_: object) -> None:
+@pytest.mark.parametrize("transfer", get_args(Transfer))
+def test_handovers_are_divided_among_decode_engines(loaded, transfer: Transfer) -> None:
+    """Also those whose bytes are on their way."""
+    start = StartThreads(lambda config: loaded)
+    with pools_of(start, 1, 2, transfer=transfer) as pools:
+        for name in ("decode 1", "decode 2"):
+            start.living[name].mortal.hang()
+        handle = pools.submit([request(f"r{number}", 9, 4) for number in range(4)])
+        until(lambda: len(pools.snapshot().in_flight) == 4)
+        assert Counter(each.target for each in pools.snapshot().in_flight) == {2: 2, 3: 2}
+        handle.stop()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_call_of_an_engine_that_ends_raises(loaded, closes: bool) -> None:
+    start = StartThreads(lambda config: loaded)
+    with ThreadPoolExecutor() as threads, pools_of(start) as pools:
+        start.living["decode 1"].mortal.hang()
+        answer = threads.submit(pools.call_engine, 1, fail)
+        until(lambda: pools.call(lambda: pools._answers))
+        pools.close() if closes else pools._put(lambda: pools._died(pools.slots[1], "planted"))
+        until(answer.done)
+    with pytest.raises(WorkbenchError, match="the engine's process has ended"):
+        answer.result()
+
+
+@given(st.sampled_from(get_args(State)), st.none() | SECONDS, SECONDS, st.none() | SECONDS)
+def test_an_engine_hangs_that_was_silent_for_longer_than_its_limit(
+    state: State, silent: int | None, passed: int, limit: int | None
+) -> None:
+    """Starting takes longer than a step; of the time since the last look only two intervals count: the coordinator
+    itself was suspended in the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_slots, "time", SimpleNamespace(monotonic=lambda: float(passed)))
+        slots = PoolSlots({"any": [EngineConfig()]}, None, fail, True, 1, limit, fail, fail, fail)
+        slots._looked_at = 0.0
+        (slot,) = slots.slots
+        slot.state, slot.silent = state, silent
+        hung = [each for each, _ in slots.find_hung()]
+    known = (silent or 0) + min(passed, 2 * slots.look_seconds)
+    most = limit if state == "ready" else pool_slots.START_SECONDS
+    assert hung == [slot] * (silent is not None and most is not None and known > most)
+
+
+def fail(*_: object) -> NoReturn:
     raise ZeroDivisionError("planted")
 
 
-def test_a_listener_that_raises_is_dropped_and_everything_goes_on(loaded) -> None:
-    """At an event or at the end of all requests; one that raises again there kept the engines and hung the stream."""
+def test_what_raises_at_the_end_of_all_requests_keeps_no_engine(loaded) -> None:
+    """A listener or a sink; that both are dropped is the front's law (test_front.py)."""
     start, heard, lines = StartThreads(lambda config: loaded), list[Event](), list[str]()
-    ill = stand_in(RequestHandle, emit=fail)
-    with pools_of(start, listener=fail, report=lines.append) as pools:
-        pools.listen(heard.append)
-        events = list(pools.stream(request("r", 9, 4)))
-        assert ends_of(events) == samples("r", 1) and not pools.error
-        assert [each for each in heard if each.request_id] == events
-        assert len(lines) == 1 and "is called no more" in lines[0] and "planted" in lines[0]
-        pools.submit_to(ill, [request("s", 9, 4)])
-        until(lambda: ends_of(heard)["s", 0])
-        assert len(lines) == 2 and lines[1].startswith("a sink raised")
+    with pools_of(start, listener=heard.append, report=lines.append) as pools:
         start.living["decode 1"].mortal.hang()
-        pools.submit_to(ill, [request("t", 9, 4)])
+        pools.submit_to(stand_in(RequestHandle, emit=fail), [request("t", 9, 4)])
         pools.listen(fail)
-    assert ends_of(heard)["t", 0] == 1
-    assert all(slot.process is None for slot in pools.slots)
+    assert ends_of(heard) == samples("t", 1) and len(lines) == 2
     assert not any(each._thread.is_alive() for each in start.living.values())
 
 

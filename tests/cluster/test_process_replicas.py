@@ -20,7 +20,6 @@ from workbench.cluster.cluster import Cluster
 from workbench.cluster.pools_replica import ProcessLauncher
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Decoded, Event, Finished, Prefilled, Routed, Stepped
 
 REQUEST = attrgetter("request_id")
 pytestmark = pytest.mark.processes
@@ -52,18 +51,6 @@ def test_a_killed_replica_costs_no_token_and_has_a_successor(cluster: Cluster) -
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     moves = check_killed_replica(cluster)
     assert all("its process has ended" in each.reason for each in moves)
-
-
-def test_events_name_the_replica_that_they_are_of(cluster: Cluster) -> None:
-    heard: list[Event] = []
-    leave = cluster.listen(heard.append)
-    found = cluster.stream(["def fib(n):"] * 4, max_tokens=4, ignore_eos=True)
-    events = [event for event in found if isinstance(event, Routed | Prefilled | Decoded | Finished)]
-    leave()
-    of_request = {name: {each.replica for each in events if each.request_id == name} for name in map(REQUEST, events)}
-    assert len(of_request) == 4 and all(len(numbers) == 1 for numbers in of_request.values())
-    used = set().union(*of_request.values())
-    assert used == set(cluster.replicas) == {each.replica for each in heard if isinstance(each, Stepped)}
 
 
 def test_a_replica_can_be_asked_and_its_errors_are_the_askers(cluster: Cluster) -> None:

@@ -14,11 +14,9 @@ from workbench.economics.prices import (
     KINDS,
     Prices,
     Usage,
-    break_even_tokens_per_s,
     cost_per_million,
     format_money,
     load_prices,
-    output_input_cost_ratio,
     shipped_tables,
 )
 from workbench.errors import WorkbenchError
@@ -93,13 +91,6 @@ def test_an_amount_is_rounded_only_where_it_is_printed() -> None:
 
 def test_a_machine_by_the_hour() -> None:
     assert cost_per_million(Fraction(36, 10), 1000) == 1  # 3.6 an hour are 0.001 a second, of 1,000 tokens
-    assert break_even_tokens_per_s(Fraction(36, 10), 1) == 1000
-    assert cost_per_million(2, break_even_tokens_per_s(2, Fraction(7, 3))) == Fraction(7, 3)
-    assert output_input_cost_ratio(4000, 800) == 5
-    for wrong in (
-        lambda: cost_per_million(-1, 5),
-        lambda: cost_per_million(1, 0),
-        lambda: output_input_cost_ratio(0, 1),
-    ):
+    for wrong in (lambda: cost_per_million(-1, 5), lambda: cost_per_million(1, 0)):
         with pytest.raises(WorkbenchError):
             wrong()

@@ -93,8 +93,8 @@ def test_it_ends_where_a_request_ends() -> None:
     [
         (Ablation(layers=frozenset({2})), GREEDY, "no layer 2 to switch off; the model has 0 to 1"),
         (Ablation(frozenset({(1, 2)})), GREEDY, "layer 1 has no head 2 to switch off; it has 0 to 1"),
-        (Ablation(), GREEDY.model_copy(update={"n": 2}), "one text is continued"),
-        (Ablation(), GREEDY.model_copy(update={"stop": ("x",)}), "stop: a text with heads or layers off"),
+        (Ablation(), GREEDY.model_copy(update={"n": 2}), "only one text can be continued"),
+        (Ablation(), GREEDY.model_copy(update={"stop": ("x",)}), "stop: has no effect on a text"),
     ],
 )
 def test_what_cannot_be_done_is_refused(ablation: Ablation, sampling: SamplingParameters, why: str) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import in_eights, layer, model_of, request, runner_of, spec_of
+from tests.helpers import recorded
 from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner, generate
 from workbench.executors.guards import compile_key
@@ -30,19 +31,7 @@ problem = backend_problems()[Backend.INDUCTOR]
 
 def rows_of(runner: Runner, asked: Request) -> torch.Tensor:
     """Every sampled row of a request, in order: [token, vocab]."""
-    rows: list[torch.Tensor] = []
-    inner = runner.core.executor.forward
-
-    def forward(plan):
-        found = inner(plan)
-        rows.extend(found.clone())
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.core.executor, "forward", forward)
-        done = generate(runner, [asked])
-    assert {event.reason for event in done.values()} == {"length"}, done
-    return torch.stack(rows)
+    return torch.stack([*recorded.rows_of(runner, [asked]).values()])
 
 
 class Halved(Attention):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from compiled_kernels.level import Level, available_levels, limited_to
 from tests.engine.guesses import drafts, model_drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
 from tests.helpers.events import of
+from tests.helpers.kernels import on_threads
 from tests.helpers.rows import rows
 from tests.sampling import exact as law
 from workbench.engine.runner import generate
@@ -91,14 +90,6 @@ def sharp(seed: int, vocab: int = VOCAB, **more):
     return runner_of(model, **more)
 
 
-@contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
-
-
 def runs(several: bool, **row: object) -> bool:
     return not several or backend_problems()[Backend.MLIR] is None
 
@@ -112,7 +103,7 @@ def test_drafts_are_the_draft_models_own_and_change_nothing(several, least, ever
     """Greedy: each draft is the model's own, up to the first token below the threshold, of which there are drafts of no
     token, each row cut for itself, and outputs are those without; its cache follows what the target accepts."""
     target = model_of(spec_of(), 1)
-    with threads_of_torch(threads):
+    with on_threads(threads):
         own = sharp(3, backends=COMPILED if several else None)
         proposer = Held(model_drafts(own, several, confidence_threshold=least), own.model, every)
         asked = [request(f"r{i}", 2 + 17 * i, 20) for i in range(3)]
@@ -167,7 +158,7 @@ def test_sampled_drafts_that_stop_leave_the_targets_distribution(name: str, leas
 def draws_of_its_own(ways: tuple[float, ...], common: bool, least: float, threads: int, vocab: int) -> int:
     """Return how many tokens were drawn, each held against the distribution function; outputs are those without drafts
     where random numbers are common."""
-    with threads_of_torch(threads):
+    with on_threads(threads):
         own = sharp(3, vocab, backends=COMPILED)
         proposer = Held(model_drafts(own, True, common_random_numbers=common, confidence_threshold=least), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=5 + i) for i, way in enumerate(ways)]

@@ -37,7 +37,7 @@ def test_drafts_chunks_and_prefixes_change_no_tokens(settings: dict[str, Any]) -
         ({}, {"attention": {"sliding_window": 64}}, "pages with a sliding window"),
         ({"summaries": ("median",)}, {}, r"\('median',\); name summaries of a page's keys: one or more of min"),
         ({"summaries": "min"}, {}, "summaries 'min'; name summaries"),
-        ({"keep": 0, "__init__": object.__init__}, {}, "keep 0; it is a whole number of 1 or more"),
+        ({"keep": 0, "__init__": object.__init__}, {}, "keep 0; must be a whole number, 1 or more"),
         ({"summaries": ("min",)}, {}, r"takes .*must take \(query, min\)"),
     ],
     ids=str,

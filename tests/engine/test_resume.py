@@ -144,11 +144,11 @@ def test_log_probabilities_of_the_prompt_are_not_emitted_again() -> None:
         ({"best_of": 3}, "best_of > n cannot be resumed"),
         ({"sampler": CustomPart(path="tests.engine.resumable:Counting")}, "Counting cannot be resumed"),
         ({"n": 2}, "resume each sample alone"),
-        ({"stop_token_ids": (8,)}, "goes on after its end (stop_token, 1 tokens)"),
-        ({"max_tokens": 1}, "goes on after its end (max_tokens, 1 tokens)"),
+        ({"stop_token_ids": (8,)}, "has tokens after the answer's end (stop_token, 1 tokens)"),
+        ({"max_tokens": 1}, "has tokens after the answer's end (max_tokens, 1 tokens)"),
         ({"response_format": Choices(choices=("no",))}, "response_format: token 8"),
         ({"response_format": Lark(lark='start: <|/think|> (<|turn|> "abc")?'), "max_tokens": 3},
-         "token 9 at place 1 leaves no end"),
+         "no complete answer follows token 9 at 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_resumed_is_refused_by_name(changed: dict[str, Any], words: str) -> None:

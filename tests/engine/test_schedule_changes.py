@@ -144,7 +144,7 @@ def test_running_requests_keep_their_pages_in_the_new_policys_order() -> None:
         ({"max_num_seqs": 7}, "made for 6"),
         ({"max_num_batched_tokens": 129}, "made for 128"),
         ({"chunk_tokens": 0}, "chunk_tokens"),
-        ({"chunk_tokens": 500}, "chunk_tokens must be within"),
+        ({"chunk_tokens": 500}, "chunk_tokens must be from 1 to"),
         ({"policy": "fcsf"}, "policy"),
         ({"chunk": 4}, "did you mean 'chunk_tokens'"),
         ({"preemption_mode": "recompute"}, "fixed once"),

@@ -34,12 +34,12 @@ def test_the_rule_holds_for_a_file_and_fails_for_other_weights(file: Path, monke
     rows = list(compare(file, [Backend.EAGER], [1, 40]))
     assert [row["context"] for row in rows] == [1, 40] and all(map(within, rows))
     assert json.dumps(rows) and all(len(row["errors"]) == 4 for row in rows)
-    read = real_parity.read_weights
+    read = real_parity.load_weights
 
     def off(*arguments: Any) -> dict[str, Any]:
         return {name: value * (1.001 if value.ndim == 2 else 1) for name, value in read(*arguments).items()}
 
-    monkeypatch.setattr(real_parity, "read_weights", off)
+    monkeypatch.setattr(real_parity, "load_weights", off)
     assert not any(map(within, compare(file, [Backend.EAGER], [40])))
 
 

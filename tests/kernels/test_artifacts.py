@@ -102,7 +102,7 @@ def test_shapes_that_differ_have_keys_that_differ(data: st.DataObject) -> None:
 
 def test_a_shape_of_what_looks_alike_is_refused(tmp_path: Path) -> None:
     """Two masks of one name look alike."""
-    with pytest.raises(TypeError, match="may look like another"):
+    with pytest.raises(TypeError, match="another may look the same"):
         compile.compile_shape(str, AndMask(Causal(), lambda query, key: key > 3), entry="f", directory=tmp_path)
 
 

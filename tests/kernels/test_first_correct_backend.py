@@ -18,7 +18,7 @@ from compiled_kernels import result_cache
 from compiled_kernels.backends import Backend
 from compiled_kernels.correct_backend import FILE, CorrectBackend, first_correct_backend
 from compiled_kernels.result_cache import ResultCache
-from tests.helpers.kernels import needs_mlir
+from tests.helpers.kernels import needs_mlir, on_threads
 from tests.helpers.refusals import kernel_refuses
 
 BACKENDS = (Backend.MLIR, Backend.INDUCTOR, Backend.EAGER)
@@ -83,12 +83,8 @@ def test_other_work_or_another_machine_is_checked_anew(
     assert asked({**ARGUMENTS, "tokens": 2}, BACKENDS) == 2
     assert asked({**ARGUMENTS, "dtype": torch.bfloat16}, BACKENDS) == 3
     assert asked(ARGUMENTS, BACKENDS[:2]) == 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
+    with on_threads(torch.get_num_threads() + 1):
         assert asked(ARGUMENTS, BACKENDS) == 5
-    finally:
-        torch.set_num_threads(threads)
     monkeypatch.setattr(right, "machine_key", lambda: {"cpu": "another"})
     assert asked(ARGUMENTS, BACKENDS) == 6
 

@@ -91,17 +91,14 @@ def test_hostile_scales(codes: str, dtype: torch.dtype, backend: Backend) -> Non
 
 def test_blocks_in_threads_have_the_bits_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_blocks, "BLOCK_VALUES", 256)
-    x, count = torch.randn(3, 64), torch.get_num_threads()
+    x = torch.randn(3, 64)
     weight, scales, minima = quantize_matrix(torch.randn(50, 64), MatrixFormat.named("q5_1"))
     plain = compiled_kernels.linear_quantized(x, weight, scales, minima, None, "q5_1")
-    torch.set_num_threads(4)
-    try:
+    with on_threads(4):
         with torch.inference_mode():
             found = compiled_kernels.linear_quantized(x, weight, scales, minima, None, "q5_1")
         assert torch.equal(found, plain)
         assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(count)
 
 
 def test_threads_that_begin_beside_work_in_threads_have_all_of_torchs() -> None:

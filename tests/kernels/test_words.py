@@ -70,9 +70,9 @@ def test_a_matrix_stays_within_half_a_step(seed: int, name: str, out: int, block
 
 
 def test_what_no_product_loads_is_refused() -> None:
-    with pytest.raises(ValueError, match="q4_k has groups of 32 with minima"):
+    with pytest.raises(ValueError, match="q4_k: needs groups of 32 with minima"):
         MatrixFormat("q4_k", 32, torch.float16)
-    with pytest.raises(ValueError, match="int4 by 12: groups of INT4 are whole words, multiples of 8 columns"):
+    with pytest.raises(ValueError, match="int4 by 12: groups of INT4 must be a multiple of 8 columns"):
         MatrixFormat("int4", 12, torch.float16)
     for make in (MatrixFormat, MatrixFormat.named):
         with pytest.raises(ValueError, match="is called 'q9'; known: .*q6_k"):
@@ -81,9 +81,9 @@ def test_what_no_product_loads_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks of 32"):
         quantize_matrix(torch.ones(1, 40), MatrixFormat.named("q8_0"))
     refused = {
-        ((4, 2, 1), 32, ()): "more than 6 bits are bytes with an offset and a sign bit",
-        ((8,), 32, ()): "more than 6 bits are bytes with an offset and a sign bit",
-        ((2,), 32, (-9, -1, 3, 11)): "a table of values is one of 16, for one plane of 4 bits",
+        ((4, 2, 1), 32, ()): "more than 6 bits must be bytes with an offset and a sign bit",
+        ((8,), 32, ()): "more than 6 bits must be bytes with an offset and a sign bit",
+        ((2,), 32, (-9, -1, 3, 11)): "a table of values must have 16 values and one plane",
         ((2, 1, 1), 32, ()): "must have one or two planes",
         ((4, 1), 16, ()): "each of whole words",
     }

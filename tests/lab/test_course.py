@@ -106,7 +106,7 @@ def test_entries_are_read_over_several_lines() -> None:
     [
         ("# - **Minutes**: 15\n", "", "no entry '- **Minutes**: ...'"),
         (": 15", ": a few", "its minutes are a number, not 'a few'"),
-        ("is slow?", "is slow", "each of its questions ends with '?'"),
+        ("is slow?", "is slow", "each of its questions must end with '?'"),
     ],
 )
 def test_an_entry_that_is_wrong_is_named_with_its_notebook(old: str, new: str, message: str) -> None:

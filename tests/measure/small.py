@@ -29,6 +29,8 @@ workload:
   greedy_prompts: 2
   greedy_tokens: 8
   copying: {names: 1, tokens: 200, depths: [0.0, 1.0]}
+  choices: 5
+  needles: {texts: 2, each: 3}
   speed: {contexts: [16, 40], tokens: 2, rounds: 2}
   pool: {bytes: 4194304, context: 300}
 judge: {path: "tests.measure.test_quality:judge"}

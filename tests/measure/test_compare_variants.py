@@ -64,15 +64,16 @@ def test_a_workload_of_ones_own_is_one_file_outside_the_package(tmp_path: Path) 
 
 
 MINE = """
-from workbench.parts import VariantResults, Workload
+import typing; from workbench.parts import Measure, VariantResults, Workload
 
 class Mine(Workload):
+    measures: typing.ClassVar = {measures}
     is_predicted = True
     predict = lambda self, experiment, on_progress: {predict}
     measure = lambda self, experiment, on_progress, predicted: {measure}
     chart = lambda self, rows, title: {chart}
 
-judge = lambda rows: {judge}
+judge = lambda rows, least=1: {judge}
 """
 ROWS = "VariantResults([{'variant': 'one'}], {})"
 
@@ -82,18 +83,23 @@ ROWS = "VariantResults([{'variant': 'one'}], {})"
     [
         ("measure", "3", "mine.py:Mine: measure must return VariantResults of rows with .*: .*no attribute 'rows'"),
         ("measure", "VariantResults([{'n': 1}], {})", "mine.py:Mine: measure must return .*: KeyError: 'variant'"),
-        ("measure", "1 / 0", r"mine.py:Mine: must measure .*: ZeroDivisionError: .* \(.*mine.py, line 7\)$"),
-        ("predict", "1 / 0", r"mine.py:Mine: must measure .*: ZeroDivisionError: .* \(.*mine.py, line 6\)$"),
+        ("measure", "1 / 0", r"mine.py:Mine: must measure .*: ZeroDivisionError: .* \(.*mine.py, line 8\)$"),
+        ("predict", "1 / 0", r"mine.py:Mine: must measure .*: ZeroDivisionError: .* \(.*mine.py, line 7\)$"),
+        (
+            "measures",
+            "(Measure('lost'),)",
+            "no row has its measure 'lost'; the rows have variant; the measured rows are in",
+        ),
         ("chart", "0", "mine.py:Mine: chart must return a figure or None: .*'int'.*; the measured rows are in"),
-        ("chart", "rows[0]['m']", r"mine.py:Mine: chart must .*: KeyError: 'm' \(.*mine.py, line 8\); the measured"),
-        ("judge", "1 / 0", r"mine.py:judge: must .*: ZeroDivisionError: .*mine.py, line 10\); the measured rows"),
+        ("chart", "rows[0]['m']", r"mine.py:Mine: chart must .*: KeyError: 'm' \(.*mine.py, line 9\); the measured"),
+        ("judge", "1 / 0", r"mine.py:judge: must .*: ZeroDivisionError: .*mine.py, line 11\); the measured rows"),
         ("judge", "None", "mine.py:judge: must return a list of Verdict: TypeError: [^(]*; the measured rows are in"),
     ],
 )
 def test_a_fault_of_ones_own_part_is_one_line_and_loses_no_row(
     method: str, value: str, words: str, tmp_path: Path
 ) -> None:
-    bodies = {"predict": "{}", "measure": ROWS, "chart": "None", "judge": "[]"} | {method: value}
+    bodies = {"measures": "()", "predict": "{}", "measure": ROWS, "chart": "None", "judge": "[]"} | {method: value}
     (tmp_path / "mine.py").write_text(MINE.format(**bodies))
     experiment = asked(
         PREFIX, f"workload={{kind: '{tmp_path}/mine.py:Mine'}}", f"judge={{path: '{tmp_path}/mine.py:judge'}}"
@@ -101,6 +107,26 @@ def test_a_fault_of_ones_own_part_is_one_line_and_loses_no_row(
     refuses(words, run, experiment, tmp_path / "runs", progress=False)
     kept = [json.loads((run / "summary.json").read_text())["rows"] for run in (tmp_path / "runs").glob("*/")]
     assert kept == ([] if method in ("predict", "measure") else [[{"variant": "one"}]])
+
+
+@pytest.mark.parametrize(
+    ("measures", "words"),
+    [
+        ("Measure('lost')", r"TypeError: Mine: measures must be a tuple of Measure values; .* \(.*mine.py, line 4\)"),
+        ("(Measure('lost', better='more'),)", "measure 'lost': better must be 'min', 'max' or None, not 'more'"),
+    ],
+)
+def test_a_wrong_declaration_of_measures_is_one_line(measures: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.format(measures=measures, predict="{}", measure=ROWS, chart="0", judge="[]"))
+    refuses(words, asked, PREFIX, f"workload={{kind: '{tmp_path}/mine.py:Mine'}}")
+
+
+def test_a_wrong_argument_of_a_judge_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    bodies = {"measures": "()", "predict": "{}", "measure": "1 / 0", "chart": "None", "judge": "[]"}
+    (tmp_path / "mine.py").write_text(MINE.format(**bodies))
+    judge = f"judge={{path: '{tmp_path}/mine.py:judge', arguments: {{leest: 2}}}}"
+    experiment = asked(PREFIX, f"workload={{kind: '{tmp_path}/mine.py:Mine'}}", judge)
+    refuses("must take the rows and its arguments: TypeError: .*'leest'", run, experiment, tmp_path / "runs")
 
 
 def test_every_round_has_a_prefix_of_its_own() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-import torch
 
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS
@@ -55,9 +56,8 @@ def test_the_demo_model_copies_what_stands_near() -> None:
 def test_a_model_that_cannot_look_back_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits that depend on nothing: log-probability with and without the assignment is the same."""
 
-    def blind(runner, texts, note) -> None:
-        for index, text in enumerate(texts):
-            note(index, text.first_scored, torch.zeros(len(text.ids) - text.first_scored, 4096))
+    def blind(runner, texts) -> list[list[tuple[float, bool]]]:
+        return [[(-math.log(4096), False)] * (len(text.ids) - text.first_scored) for text in texts]
 
-    monkeypatch.setattr(copying_module, "score_texts", blind)
+    monkeypatch.setattr(copying_module, "score_tokens", blind)
     assert all(row["gain"] == pytest.approx(0.0) for row in measure_copying(None, SNIPPETS))  # type: ignore[arg-type]

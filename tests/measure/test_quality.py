@@ -15,6 +15,7 @@ from workbench.cli.quality import parse_variant
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import Verdict
 from workbench.measure.compare_variants import measure_variants
+from workbench.measure.quality import quality as quality_module
 from workbench.measure.run import run
 from workbench.reports import variants_table as comparison_text
 from workbench.reports.reproduce import reproduce
@@ -26,10 +27,13 @@ def judge(rows) -> list[Verdict]:
 
 
 def code(lines: int) -> str:
-    """Python that says a new thing in every line."""
+    """Python that says a new thing in every line, in paragraphs of 5 lines."""
     draw = random.Random(1)
     words = ("value", "count", "index", "name", "node", "total")
-    made = (f"{draw.choice(words)}_{n} = {draw.choice(words)}[{draw.randrange(99)}] + {n}" for n in range(lines))
+    made = (
+        f"{draw.choice(words)}_{n} = {draw.choice(words)}[{draw.randrange(99)}] + {n}" + "\n" * (n % 5 == 4)
+        for n in range(lines)
+    )
     return "\n".join(made) + "\n"
 
 
@@ -95,18 +99,49 @@ def test_the_tables_hold_what_the_rows_are_means_of(record: Record) -> None:
     assert set(found["decode_tokens_per_s"]) == {"16", "40"}
 
 
+def test_differences_are_of_the_rows_and_lie_in_their_intervals(record: Record) -> None:
+    exact = row(record, "float32")
+    assert "difference" not in exact and 0 < exact["choices"] <= 10 and exact["needle_questions"] == 6
+    for name in ("bfloat16", "window", "int8"):
+        found = row(record, name)
+        assert found["difference"]["kl_mean"]["mean"] == pytest.approx(found["kl_mean"])
+        for figure, value in (("bits_per_byte", found), ("choices_right", found)):
+            assert found["difference"][figure]["mean"] == pytest.approx(value[figure] - exact[figure], abs=1e-9)
+        more = found["needles_right"] - exact["needles_right"]
+        assert found["difference"]["needles_right"]["mean"] == pytest.approx(more)
+
+
 def test_the_verdict_and_the_picture_lie_in_the_folder(record: Record) -> None:
     record.verify()
     assert record.summary["verdicts"][0]["outcome"] == "holds"
     assert is_drawn(record)
 
 
+KEYS = ("bits_per_byte", "kl_mean", "kl_p99", "kl_max", "same_top", "first_divergence", "copied", "copy_gain")
+INT8_ALONE = (
+    "judge=null",
+    "workload.speed=null",
+    "workload.pool=null",
+    "variants={int8: {cache.format: int8, cache.quant_group: 32, cache.residual_length: 32}}",
+)
+
+
 def test_the_same_experiment_gives_the_same_quality(record: Record, text: Path) -> None:
-    int8 = "variants={int8: {cache.format: int8, cache.quant_group: 32, cache.residual_length: 32}}"
-    changes = "judge=null", "workload.speed=null", "workload.pool=null", f"workload.texts=[{text}]", int8
-    again = measure_variants(asked(QUALITY, *changes))
-    keys = ("bits_per_byte", "kl_mean", "kl_p99", "kl_max", "same_top", "first_divergence", "copied", "copy_gain")
-    assert {key: again.rows[1][key] for key in keys} == {key: row(record, "int8")[key] for key in keys}
+    again = measure_variants(asked(QUALITY, *INT8_ALONE, f"workload.texts=[{text}]")).rows[1]
+    keys = (*KEYS, "choices_right", "needles_right", "needles", "difference")
+    assert {key: again[key] for key in keys} == {key: row(record, "int8")[key] for key in keys}
+
+
+def test_logits_held_for_one_text_at_a_time_change_nothing(
+    record: Record, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality_module, "MAX_REFERENCE_BYTES", 1)
+    apart = measure_variants(asked(QUALITY, *INT8_ALONE, f"workload.texts=[{text}]"))
+    for key in (*KEYS, "choices_right"):
+        assert apart.rows[1][key] == pytest.approx(row(record, "int8")[key], rel=1e-3, abs=1e-6)
+    places = [each for each in record.read_table("places.parquet").to_pylist() if each["variant"] == "int8"]
+    mine = [each for each in apart.tables["places"] if each["variant"] == "int8"]
+    assert [(each["text"], each["token"]) for each in mine] == [(each["text"], each["token"]) for each in places]
 
 
 def test_tables_hold_every_row(record: Record) -> None:
@@ -146,7 +181,14 @@ def test_variants_on_the_command_line(words: str, name: str, changes: dict) -> N
 
 
 def test_windows_may_be_shorter_than_the_models_context(text: Path, tmp_path: Path) -> None:
-    nothing = "workload.copying=null", "workload.speed=null", "workload.pool=null", "variants={}", "judge=null"
+    nothing = (
+        "workload.copying=null",
+        "workload.needles=null",
+        "workload.speed=null",
+        "workload.pool=null",
+        "variants={}",
+        "judge=null",
+    )
     few = "workload.windows=3", "workload.context=64", f"workload.texts=[{text}]"
     found = measure_variants(asked(QUALITY, *nothing, *few))
     assert [each["variant"] for each in found.rows] == ["float32", "as given"]  # without variants, itself

@@ -86,7 +86,7 @@ ROWS = (
     (small.STREAMING, "model.name=shape:tiny", "has no tokenizer"),
     (small.SPECULATION, "workload.prompt_tokens=1020", "exceed the model's context of 1024"),
     (small.PREFIX, "workload.prefix_tokens=300", "context of 256"),
-    (small.INTERFERENCE, "workload.output_tokens=4", "output_tokens (4) must be above after (4)"),
+    (small.INTERFERENCE, "workload.output_tokens=4", "output_tokens 4: must be above `after`, 4"),
     (small.DETERMINISM, "workload.prompts=['def f(']", "has no tokenizer; give a number of random prompts"),
 )  # fmt: skip
 

@@ -66,7 +66,7 @@ def test_previous_is_the_last_layer_that_has_its_own() -> None:
         "layer 0: kv_shared_with: previous: no layer before it has", varied, pattern=["shared", "full"], kinds=kinds
     )
     refuses(
-        "whose sliding_window is None; its own is 9", varied, sliding_window=9, pattern=["full", "shared"], kinds=kinds
+        "its sliding_window is 9, but None there", varied, sliding_window=9, pattern=["full", "shared"], kinds=kinds
     )
 
 

@@ -85,7 +85,7 @@ def test_shared_fields_give_the_same_shape(name: str, tmp_path: Path) -> None:
     assert (spec.num_parameters, spec.layers, spec.max_position_embeddings) == (
         named_shape(name).num_parameters, named_shape(name).layers, named_shape(name).max_position_embeddings,
     )  # fmt: skip
-    assert "family 'unknown-family' is not read" in remarks[0]
+    assert "family 'unknown-family' is not supported" in remarks[0]
 
 
 def test_gpt2_with_its_own_names(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def refused(call: Any, *arguments: Any, **named: Any) -> str:
 
 
 CONFIGS: list[tuple[str, Changes, str]] = [
-    ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not read; read now: llama, mistral"),
+    ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral"),
     ("llama", {"model_type": ...}, "model_type is missing"),
     ("llama", {"vocab_size": ...}, "vocab_size is missing; it must be an integer of at least 1"),
     ("llama", {"hidden_size": "64"}, 'hidden_size is "64"; it must be an integer'),
@@ -209,11 +209,11 @@ COMPOSITIONS: list[tuple[Changes, str]] = [
     ({"sliding_window": 0}, "attention: sliding_window: Input should be greater .* 1, or 'full' .given 0.$"),
     (IDLE_SINKS, "num_sink_tokens: 2 has no effect with sliding_window: full"),
     ({"layers": {1: IDLE_SINKS}}, "num_sink_tokens: 2 has no effect with sliding_window: full"),
-    ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: rotates no heads with position: none"),
+    ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: has no effect with position: none"),
     ({"sliding_window": "ful"}, "attention: sliding_window"),
     ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
     ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example sliding_window: 128"),
-    ({"sliding_window": 4, "pattern": ["windwo"]}, "'windwo' is no kind of layer; known: window, full"),
+    ({"sliding_window": 4, "pattern": ["windwo"]}, "'windwo' is not a kind of layer; known: window, full"),
     ({"kinds": {"near": {"sliding_window": 3}}}, "'near' does not occur in the pattern"),
     ({"kinds": {"near": {"sliding_windw": 3}}, "pattern": ["near"]}, "windw: unknown key"),
     ({"layers": {"x": {}}}, "layers"),

@@ -209,7 +209,7 @@ LAYER = "model.layers.0.self_attn"
         (_replace(f"{LAYER}.k_proj.weight", 64, 32),
          re.escape(f"{LAYER}.k_proj.weight has shape [64, 32], config.json asks for [32, 64]")),
         (_replace("model.norm.weight", 64, dtype=torch.int8),
-         "norm.weight is stored as I8; read are F64, F32, F16, BF16, and others where quantization_config says how"),
+         "norm.weight is stored as I8; supported: F64, F32, F16, BF16, others with quantization_config"),
     ],
 )  # fmt: skip
 def test_a_spoilt_folder_gets_a_clear_error(tmp_path: Path, spoil: Spoil, said: str) -> None:

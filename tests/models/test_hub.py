@@ -110,7 +110,7 @@ TEMPLATE = "additional_chat_templates/rag.jinja"
         (GGUFS, None, "holds the GGUF files a-Q4_K_M.gguf, .*; add a part of one's name: OWNER/NAME:Q4_K_M"),
         (GGUFS, "q5", "holds the GGUF files"),
         (["config.json", "pytorch_model.bin"], None, "holds no GGUF file, and model.safetensors with"),
-        (["config.json", WHOLE], "q4", "is read only where no :PART is given"),
+        (["config.json", WHOLE], "q4", "is read only without :PART"),
     ],
 )  # fmt: skip
 def test_which_files_are_read(names: list[str], part: str | None, chosen: list[str] | str) -> None:

@@ -54,7 +54,7 @@ def test_a_model_at_hand_is_loaded_by_name_and_speaks(smollm2: Path, monkeypatch
     runner = workbench.load(workbench.default_model(), backend="eager")
     assert [*runner.stream("def f", max_tokens=2)] and served_name_of(runner) == "smollm2"
     ran = cli("chat a --set backend=eager --max-tokens 4")
-    assert "[smollm2, round 0: " in ran.out and ran.err.startswith("smollm2 speaks\n")
+    assert "[smollm2, round 0: " in ran.out and ran.err.startswith("answering with smollm2\n")
     monkeypatch.setenv("WORKBENCH_DEFAULT_MODEL", "demo-draft")
     ran = cli("chat a --set backend=eager --max-tokens 4 --json")
     assert json.loads(ran.out)["model"] == "demo-draft" and ran.err == ""

@@ -26,7 +26,7 @@ def samples(values: list[float], of: str = "") -> dict:
 def test_few_repetitions_widen_an_interval(n: int, confidence: float) -> None:
     """Resampling n values finds a spread that is (n - 1) / n of what n - 1 degrees of freedom have; this is undone."""
     with_t = NormalDist().cdf(-student_t_quantile((1 + confidence) / 2, n - 1))
-    assert bootstrap._tail(confidence, n, n - 1) < with_t < (1 - confidence) / 2
+    assert bootstrap.tail_probability(confidence, n, n - 1) < with_t < (1 - confidence) / 2
 
 
 @pytest.mark.parametrize("paired", [True, False])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.kernels import on_threads
 from workbench.sampling.samplers import (
     Greedy,
     RandomSampler,
@@ -104,12 +105,8 @@ def test_sums_of_weights_are_those_of_a_loop_on_any_threads(shape: tuple[int, in
     """Sampled tokens rest on it: sums in another order would be other tokens, and rise where nothing was added."""
     weights = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).mul(6).softmax(-1)
     weights[:, ::3] = 0
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         assert np.array_equal(weights.cumsum(-1).numpy(), np.add.accumulate(weights.numpy(), axis=-1))
-    finally:
-        torch.set_num_threads(before)
 
 
 LOGPROBS = st.lists(st.integers(-8, 0).map(float) | st.just(-torch.inf), min_size=1, max_size=12)

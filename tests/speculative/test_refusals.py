@@ -19,8 +19,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speculate": {"path": HERE + "Missing"}}, "has no 'Missing'"),
     ({"speculate": {"path": HERE + "NoProposer"}}, r"has no propose\(sequences, counts\)"),
     ({"speculate": {"path": HERE + "HERE"}}, "must be a class"),
-    ({"speculate": {"path": HERE + "Unshown"}}, "has both observed_top_k and observe"),
-    ({"speculate": {"path": HERE + "Repeat", "arguments": {"observed_top_k": 5000}}}, "and the vocabulary's 4096"),
+    ({"speculate": {"path": HERE + "Unshown"}}, "needs both observed_top_k and observe"),
+    ({"speculate": {"path": HERE + "Repeat", "arguments": {"observed_top_k": 5000}}}, "to the vocabulary's 4096"),
     ({"speculate": {"path": HERE + "Repeat", "num_speculative_tokens": 0}}, "num_speculative_tokens"),
     ({"speculate": {"path": HERE + "Repeat", "min_ngram": 2}}, "min_ngram"),
     ({"backend": "mlir"}, "backend 'mlir' cannot verify trees of drafts: .*backend eager supports trees"),
@@ -55,8 +55,8 @@ def test_what_cannot_speculate_is_refused_when_it_is_loaded(more: dict[str, Any]
 @pytest.mark.parametrize(
     ("speculate", "words"),
     [
-        ({"path": HERE + "TooMany"}, "proposed 5 tokens where at most 4 are wanted"),
-        ({"path": HERE + "NoSuchToken"}, "proposed token 99999, which is none of the 4096"),
+        ({"path": HERE + "TooMany"}, "proposed 5 tokens, but at most 4 are allowed"),
+        ({"path": HERE + "NoSuchToken"}, "proposed token 99999; the vocabulary has 4096 tokens"),
         ({"path": HERE + "OneShort"}, "returned 0 drafts for 1 sequences"),
         ({"path": HERE + "Breaks"}, "ValueError: no more"),
         ({**TREE, "path": HERE + "Cyclic"}, "parents (1, 0) of 2 tokens"),

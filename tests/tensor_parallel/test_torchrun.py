@@ -59,9 +59,9 @@ def test_ranks_that_meet_exchange_numbers_in_one_memory() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"host": "another", "name": "far"}, r"it runs on .* and rank 0 on far; take transport: gloo"),
-        ({"path": "/proc/0/fd/3"}, r"it may not open rank 0's memory at /proc/0/fd/3 \(.*\).*take transport: gloo"),
-        ({"file": [0, 0]}, "it sees other processes than rank 0 does; take transport: gloo"),
+        ({"host": "another", "name": "far"}, r"this rank runs on .* and rank 0 on far; take transport: gloo"),
+        ({"path": "/proc/0/fd/3"}, r"cannot open rank 0's memory at /proc/0/fd/3 \(.*\).*take transport: gloo"),
+        ({"file": [0, 0]}, "this rank sees other processes than rank 0; take transport: gloo"),
     ],
 )
 def test_a_rank_that_cannot_map_the_memory_says_why_and_rank_0_too(changes: dict[str, Any], words: str) -> None:

@@ -608,7 +608,7 @@ def test_wrong_arguments_measure_nothing_and_leave_no_thread(monkeypatch: pytest
     live = RunnerThread.attach(runner)
     assert live._listeners == [] and live.call(lambda each: each) is runner
     monkeypatch.setattr("workbench.widgets.live_bench.load.load", lambda *_, **__: runner)
-    with pytest.raises(WorkbenchError, match="chunk_tokens must be within"):
+    with pytest.raises(WorkbenchError, match="chunk_tokens must be from 1 to"):
         LiveBench(chunk_tokens=1000)
     with pytest.raises(WorkbenchError, match="closed"):
         live.call(lambda each: each)

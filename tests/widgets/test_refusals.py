@@ -177,7 +177,7 @@ CALLS: tuple[tuple[Callable[[Any], object], str], ...] = (
 # A value that a view refuses leaves the one before.
 TRAITS = (
     ("LiveBench", "max_num_seqs", 7, "made for 6"),
-    ("LiveBench", "chunk_tokens", 129, "within 1 and"),
+    ("LiveBench", "chunk_tokens", 129, "from 1 to"),
     ("LiveBench", "policy", "fcsf", "did you mean 'fcfs'"),
     ("LiveBench", "rate", -1.0, "must be"),
     ("LiveBench", "long_share", 2.0, "must be"),

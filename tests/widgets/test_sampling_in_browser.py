@@ -43,12 +43,12 @@ def test_a_slider_a_token_and_a_check(lab: LabSession) -> None:
     assert page.evaluate("w.seed") == "1000"
 
     view = page.widget("wb-speculationview")
-    last = int(page.evaluate("s.check"))
+    last = int(page.evaluate("s.verification"))
     assert view.get_by_text(f"Verification {last} of {last}").count() == 1 and last > 1
     handle = view.locator("input[type=range]")
-    assert pressed(page, handle, "ArrowLeft", "s.check") == str(last - 1)
+    assert pressed(page, handle, "ArrowLeft", "s.verification") == str(last - 1)
     assert view.get_by_text(f"Verification {last - 1} of {last}").count() == 1
     view.locator("[data-key='k1']").first.click()
     page.settle()
-    assert page.evaluate("s.check") == "1"
+    assert page.evaluate("s.verification") == "1"
     assert_no_errors(page)

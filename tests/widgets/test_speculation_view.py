@@ -100,23 +100,23 @@ def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, ev
         assert tuple(p.token for p in found if p.kind in IN_TEXT) == ends[name] == tuple(view.token_ids)
         drafted = [token for e in checks if e.request_id == name for token in e.token_ids]
         assert [p.token for p in found if p.draft_position] == drafted
-        assert view.check == len(view._run.verifications_of(name)) == view.steps.step
+        assert view.verification == len(view._run.verifications_of(name)) == view.steps.step
     with pytest.raises(WorkbenchError, match="this run has first, second"):
         view.sequence = "third"
 
 
 def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> None:
     view = SpeculationView(events, tokenizer=runner.tokenizer)
-    count = view.check
+    count = view.verification
     for number in range(count + 1):
         view.steps.step = number
-        assert view.check == number
+        assert view.verification == number
         picture = view.picture()
         assert (f"Verification {number} of {count}" in picture) == (number > 0)
         assert f'data-key="k{number + 1}"' not in picture and (number == 0 or f'data-key="k{number}"' in picture)
     view.shown.picked = "draft:1"  # a bar is no check
     view.shown.picked = "k2"
-    assert view.check == view.steps.step == 2
+    assert view.verification == view.steps.step == 2
 
 
 def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
     assert view._problem == "" and runner.core.speculator is drafts
     assert len(view.token_ids) == 24 and view.token_ids == view.plain_token_ids
     assert "the same 24 as plain" in view.shown.content
-    assert view.figures["accepted_tokens"] > 0 and view.check > 0
+    assert view.figures["accepted_tokens"] > 0 and view.verification > 0
     found = view.speeds
     assert found is not None and not found.own and found.measured > 0 and found.predicted is not None
     assert "predicted speed-up" in view.picture()

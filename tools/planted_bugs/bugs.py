@@ -189,6 +189,18 @@ BUGS = (
         "len(each.unfinished) < self.limits.replica_samples",
     ),
     PlantedBug(
+        "cluster: a request that lost its replica waits behind newer ones",
+        "workbench/cluster/submissions.py",
+        "bisect.insort(self.waiting, each, key=lambda other: other.order)",
+        "self.waiting.append(each)",
+    ),
+    PlantedBug(
+        "cluster: a coordinator that was suspended ends the engines that it did not hear",
+        "workbench/cluster/apart/pool_slots.py",
+        "min(now - self._looked_at, 2 * self.look_seconds)",
+        "now - self._looked_at",
+    ),
+    PlantedBug(
         "economics: a request exactly one TTL after the last finds its entry",
         "workbench/economics/prompt_cache.py",
         "if gap >= ttl.seconds:",

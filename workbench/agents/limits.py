@@ -20,11 +20,11 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Limits(Settings):
     """Limits of a run; each has its own stop reason, except tool limits, which show in results."""
 
-    rounds: Annotated[int, Field(ge=1)] = 8  # answers of the model: max_rounds
-    seconds: Seconds | None = 120.0  # from start to end: max_seconds. It cancels an answer in progress
-    tokens: Annotated[int, Field(ge=1)] | None = 4096  # generated in all rounds, thoughts included: max_total_tokens
-    tool_seconds: Seconds = 10.0  # limit of one call; then its result is an error
-    result_characters: Annotated[int, Field(ge=80)] = 8000  # maximum of one result; the rest is cut
+    rounds: Annotated[int, Field(ge=1)] = 8  # maximum answers of the model; stop reason: max_rounds
+    seconds: Seconds | None = 120.0  # maximum time; cancels an answer in progress; stop reason: max_seconds
+    tokens: Annotated[int, Field(ge=1)] | None = 4096  # maximum generated, with thoughts; stop reason: max_total_tokens
+    tool_seconds: Seconds = 10.0  # time limit of a tool call; then its result is an error
+    result_characters: Annotated[int, Field(ge=80)] = 8000  # maximum characters of a tool's result; the rest is cut
 
 
 def parse_limits(values: Limits | Mapping[str, Any] | None) -> Limits:

@@ -58,7 +58,7 @@ class Nearest:
         unknown: keys that the family does not mention, with their values.
         names: names of the family's tensors under this config.
         missing: tensors of the family that the folder lacks, in the first layer and outside of the layers.
-        extra: tensors of the folder that the family lacks, likewise.
+        extra: tensors of the folder that the family lacks, in the first layer and outside of the layers.
         also: other families that match equally well in tensors and keys.
     """
 
@@ -108,7 +108,7 @@ def scaffold(name: str, path: Path, folder: Path = Path()) -> tuple[Path, Path]:
         raise WorkbenchError(f"{path}: its family {model_type!r} is known already; `workbench model check {path}`")
     files = folder / f"{name}.py", folder / f"test_{name}.py"
     if there := next((file for file in files if file.exists()), None):
-        raise WorkbenchError(f"{there}: is there already; move it, or choose another name")
+        raise WorkbenchError(f"{there}: exists already; move it, or choose another name")
     near = nearest_family(path)
     for file, text in zip(files, (_table(name, model_type, path, near), _test(name, path)), strict=True):
         try:

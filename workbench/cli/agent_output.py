@@ -64,7 +64,7 @@ class RunPrinter:
             thought = f", {event.thinking_tokens} of them a thought" if event.thinking_tokens else ""
             self._put(
                 f"[{self._model}, round {event.round}: {words}, {event.computed_tokens} computed; "
-                f"{event.output_tokens} of answer{thought}; {event.finish_reason}]\n", True,
+                f"{event.output_tokens} of the answer{thought}; {event.finish_reason}]\n", True,
             )  # fmt: skip
         elif isinstance(event, AgentFinished):
             self._line()

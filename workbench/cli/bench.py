@@ -31,7 +31,7 @@ def bench(
     ] = None,
     mixed: Annotated[bool, typer.Option("--mixed", help="measure 16 requests of mixed lengths too")] = False,
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="skip the memory of decode, which separate processes measure")
+        bool, typer.Option("--no-memory", help="do not measure the memory of decode (in separate processes)")
     ] = False,
     cold_start: Annotated[
         bool, typer.Option("--cold-start", help="also time the first token after a cold and a warm start")

@@ -39,7 +39,9 @@ def show(found: dict[str, Any]) -> None:
     """Print the result as one table, followed by the reasons for unsupported parts."""
     say(Table("", [*_model(found), *_machine(found), *_result(found)], ("what", found["model"])))
     if "carried_out" in found:
-        say(_carried_out(found["carried_out"]))
+        from workbench.executors.capabilities import reasons_table
+
+        say(reasons_table(found["carried_out"], "", "supported by"))
     say(*found["remarks"])
     if found["problem"]:
         say(f"refused: {found['problem']}", style="bold red")
@@ -113,13 +115,3 @@ def _result(found: dict[str, Any]) -> list[tuple[str, str]]:
         at = "" if result["logit_position"] is None else f", logits from position {result['logit_position']} on"
         rows.append(("first difference", f"in no module by itself{at}"))
     return rows
-
-
-def _carried_out(rows: dict[str, dict[str, str | None]]) -> Table:
-    reasons = list(dict.fromkeys(reason for row in rows.values() for reason in row.values() if reason))
-    cells = [
-        [name, *(f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())]
-        for name, row in rows.items()
-    ]
-    note = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    return Table("", cells, ("carried out with", *next(iter(rows.values()))), note)

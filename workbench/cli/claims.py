@@ -37,7 +37,7 @@ def claims(
     from workbench.claims import tables
 
     if verdict is not None and verdict not in tables.ORDER:
-        raise WorkbenchError(f"--verdict {verdict}: is none{nearest(verdict, tables.ORDER)}; {', '.join(tables.ORDER)}")
+        raise WorkbenchError(f"--verdict {verdict}: unknown{nearest(verdict, tables.ORDER)}; {', '.join(tables.ORDER)}")
     rows = tables.claim_rows(_load(folder), verdict)
     counts = tables.count_verdicts(rows)
     table = Table("", list(map(tables.row_cells, rows)), tables.HEADINGS, counts)
@@ -92,7 +92,7 @@ def run(
 
 @app.command(epilog="Example: `workbench claims show prefill-linear`")
 def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="a claim")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="id of a claim")],
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:

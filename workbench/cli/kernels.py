@@ -187,7 +187,7 @@ def _step(
 
     if backend not in (None, str(Backend.MLIR)):
         _parse_backends([backend])
-        raise WorkbenchError(f"{DECODE_STEP} --backend {backend}: is compiled as one function only on backend mlir")
+        raise WorkbenchError(f"{DECODE_STEP} --backend {backend}: only backend mlir compiles a step as one function")
     engine = EngineConfig.build(**changed_settings({"model": {"name": model}}, changes))
     config, page_size = engine.model, engine.cache.page_size
     found = decode_step_stages(config, rows, page_size)

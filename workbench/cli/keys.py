@@ -24,9 +24,9 @@ DEFAULT_FILE = Path("keys.json")
 @app.command(epilog="Example: `workbench keys create alice --models demo,demo-chat --days 30`")
 def create(
     owner: Annotated[str, typer.Argument(help="the tenant: keys of one owner share cached prefixes, budget and usage")],
-    name: Annotated[str, typer.Option(help="a name for people")] = "",
-    models: Annotated[str, typer.Option(help="models that it may use, separated by commas; * for all")] = "*",
-    admin: Annotated[bool, typer.Option("--admin", help="let it see the keys and usage of all owners")] = False,
+    name: Annotated[str, typer.Option(help="name of the key, for people to read")] = "",
+    models: Annotated[str, typer.Option(help="models that the key may use, separated by commas; * for all")] = "*",
+    admin: Annotated[bool, typer.Option("--admin", help="let the key see the keys and usage of all owners")] = False,
     days: Annotated[float | None, typer.Option(min=0, help="days until the key expires; never unless given")] = None,
     file: KeyFileOption = DEFAULT_FILE,
     as_json: AsJson = False,
@@ -72,8 +72,8 @@ def list_keys(file: KeyFileOption = DEFAULT_FILE, as_json: AsJson = False) -> No
 @app.command(epilog="Example: `workbench keys rotate 1a2b3c4d --hours 48`")
 def rotate(
     id: Id,
-    hours: Annotated[float, typer.Option(min=0, help="hours for which the old text stays valid")] = 24.0,
-    days: Annotated[float | None, typer.Option(min=0, help="days until the new text expires")] = None,
+    hours: Annotated[float, typer.Option(min=0, help="hours for which the key's old text stays valid")] = 24.0,
+    days: Annotated[float | None, typer.Option(min=0, help="days until the key's new text expires")] = None,
     file: KeyFileOption = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:

@@ -21,9 +21,7 @@ def quality(
         typer.Argument(metavar="[NAME:] PATH=VALUE ...", help="one variant each, quoted: 'NAME: PATH=VALUE ...'"),
     ] = None,
     model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
-    text: Annotated[
-        list[Path] | None, typer.Option(help="text file to score; the demo's held-out modules unless given")
-    ] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="text file to score; workload.texts unless given")] = None,
     set_: Annotated[
         list[str] | None,
         settings_option("backend, model.dtype, workload.windows, workload.speed=null, workload.pool=null"),
@@ -43,7 +41,7 @@ def quality(
     values = {
         "question": QUESTION,
         "model": {"name": model, "dtype": "float32"},
-        "workload": {"kind": "quality", "windows": 12, "texts": [str(path) for path in text or ()]},
+        "workload": {"kind": "quality", "windows": 12, "texts": [str(path) for path in text] if text else "demo"},
         "variants": dict(parse_variant(words) for words in variants or DEFAULT_VARIANTS),
     }
     experiment = asked_experiment("quality", values, set_)

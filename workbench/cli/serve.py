@@ -38,7 +38,7 @@ def serve(
             min=1, help="number of engines, each in a process; 1 runs in this process unless --address is given"
         ),
     ] = 1,
-    router: Annotated[str, typer.Option(help="routing: prefix, session, least_loaded or round_robin")] = "prefix",
+    router: Annotated[str, typer.Option(help="routing rule: prefix, session, least_loaded or round_robin")] = "prefix",
     address: Annotated[str | None, typer.Option(help="address of a Ray cluster; this machine unless given")] = None,
     prefill: Annotated[int, typer.Option(help="number of engines for prefill only; needs --decode")] = 0,
     decode: Annotated[int, typer.Option(help="number of engines for decode only; needs --prefill")] = 0,

@@ -124,7 +124,7 @@ def speaking_model(given: str | None, report: Callable[[str], None]) -> str:
     better = ""
     if given is None and name == BUNDLED_CHAT_MODEL and not is_at_hand(PEOPLES_MODEL):
         better = f", a tiny model; `{KNOWN[PEOPLES_MODEL].command}` fetches one that speaks English"
-    report(f"{name} speaks{better}")
+    report(f"answering with {name}{better}")
     return name
 
 

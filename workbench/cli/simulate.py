@@ -33,7 +33,7 @@ def simulate(
     model: Model = "shape:llama-3.1-8b",
     load: Annotated[float, typer.Option(help="factor on the rate of arrivals; 2 doubles it")] = 1.0,
     until: Annotated[
-        float | None, typer.Option(help="second at which to stop; unfinished requests count as in flight")
+        float | None, typer.Option(help="simulated second at which to stop; unfinished requests count as in flight")
     ] = None,
     set_: Annotated[list[str] | None, settings_option(KEYS)] = None,
     as_json: AsJson = False,

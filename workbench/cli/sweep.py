@@ -42,7 +42,9 @@ def sweep(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="with --resume: run failed points again")
     ] = False,
-    executor: Annotated[str, typer.Option(help='executor: local, ray, slurm, or "{kind: local, jobs: 2}"')] = "local",
+    executor: Annotated[
+        str, typer.Option(help='runs the points: local, ray, slurm, or "{kind: local, jobs: 2}"')
+    ] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment at every combination of settings.

@@ -72,12 +72,11 @@ class Front:
         self.accounts: dict[str, FleetAccount] = {"": FleetAccount()}
         self.submissions, self._report = Submissions(report), report
         self.num_lost = 0  # lost replicas
-        self._waiting: list[FleetRequest] = []  # in order of arrival
 
     @property
     def num_waiting(self) -> int:
         """Return the number of requests that wait at the front."""
-        return len(self._waiting)
+        return len(self.submissions.waiting)
 
     @property
     def num_requests(self) -> int:
@@ -171,8 +170,9 @@ class Front:
         other variants are not affected."""
         self.variants = self.variants.without(variant, why)
         if variant in self.variants.unavailable:
-            for each in [each for each in self._waiting if each.variant == variant]:
-                self._waiting.remove(each)
+            for each in [each for each in self.submissions.waiting if each.variant == variant]:
+                if each not in self.submissions.waiting:  # a listener cancelled it
+                    continue
                 submission = self.submissions.of(each.name)
                 self._end_samples(each, FinishReason.ERROR, why)
                 if not submission.live and not submission.pending:
@@ -235,16 +235,15 @@ class Front:
                     self._take_off(view, each)
                     self._lose(each, error)
                 self._end_samples(each, FinishReason.ERROR, error)
-        self._waiting.clear()
         self.submissions.deliver()
 
     def _arrive(self, submission: Submission, each: FleetRequest) -> None:
         refused, by, variant = "", "", self.variants.of(each.request)
         if self.submissions.is_taken(each):
             refused = f"request id {each.name!r} is already taken; ids must differ"
-        elif len(self._waiting) >= self.limits.waiting:
+        elif self.num_waiting >= self.limits.waiting:
             by = "overloaded"
-            refused = f"request {each.name}: the fleet is full, with {len(self._waiting)} waiting; ask again later"
+            refused = f"request {each.name}: the fleet is full, with {self.num_waiting} waiting; ask again later"
         elif variant in self.variants.unavailable:
             refused, by = f"request {each.name}: {self.variants.unavailable[variant]}", "unavailable"
         if refused:
@@ -256,14 +255,9 @@ class Front:
         each.variant = variant
         self.accounts[variant].submitted += len(each.samples)
         self.submissions.enter(submission, each)
-        self._wait(each)
         event = submitted_event(each.request, self.clock(), each.arrival)
         taken = (sample.take(replace(event, sample=sample.number)) for sample in each.samples)
         self.submissions.emit_all(submission, each, (event for event in taken if event is not None))
-
-    def _wait(self, each: FleetRequest) -> None:
-        place = sum(other.order < each.order for other in self._waiting)
-        self._waiting.insert(place, each)
 
     def _change_variant(self, each: FleetRequest) -> None:
         self.accounts[each.variant].left += len(each.unfinished)
@@ -274,13 +268,13 @@ class Front:
 
     def _place_waiting(self) -> None:
         """Send waiting requests, in order of arrival, as long as replicas of their variant have room."""
-        full: set[str] = set()
+        full, waiting = set[str](), self.submissions.waiting
         present = {*self.variants.shares, *(view.variant for view in self.replicas.values() if not view.is_leaving)}
-        for each in self._waiting:
+        for each in waiting:
             if each.variant not in present:  # the variant was withdrawn
                 self._change_variant(each)
-        for each in list(self._waiting):
-            if each.variant in full or each.is_cancelling or each not in self._waiting:  # a listener cancelled it
+        for each in list(waiting):
+            if each.variant in full or each.is_cancelling or each not in waiting:  # a listener cancelled it
                 continue
             room = [
                 view
@@ -292,7 +286,7 @@ class Front:
             if not room:
                 full.add(each.variant)
                 continue
-            self._waiting.remove(each)
+            waiting.remove(each)
             self._place(each, room)
 
     def _place(self, each: FleetRequest, room: list[ReplicaView]) -> None:
@@ -330,20 +324,17 @@ class Front:
         for each in requests:  # move all to the front before a listener is called
             self._take_off(view, each)
             self._lose(each, reason, is_planned)
-            self._wait(each)
+            self.submissions.wait(each)
         for each in requests:
-            if each not in self._waiting:  # a listener cancelled it
+            if each not in self.submissions.waiting:  # a listener cancelled it
                 continue
             if each.is_cancelling:
                 self._end_cancelled(each)
             elif why := each.why_given_up(self.limits.losses):
-                self._waiting.remove(each)
                 self._end_samples(each, FinishReason.ERROR, why)
 
     def _end_cancelled(self, each: FleetRequest) -> None:
         """End a cancelled request that waits at the front."""
-        if each in self._waiting:
-            self._waiting.remove(each)
         self.submissions.emit_of(each, None, Cancelled(self.clock(), each.name))
         self._end_samples(each, FinishReason.CANCELLED, "")
 
@@ -383,14 +374,18 @@ class Front:
             view.prefixes.enter((*prompt_of(each.request), *new.token_ids), each.request.cache_salt)
 
     def _end_samples(self, each: FleetRequest, reason: FinishReason, error: str) -> None:
+        if each in self.submissions.waiting:
+            self.submissions.waiting.remove(each)
         for sample in each.unfinished:
             self._end_sample(each, sample, reason, error)
 
     def _end_sample(self, each: FleetRequest, sample: SampleState, reason: FinishReason, error: str) -> None:
-        """End a sample that is at no replica."""
-        end = each.end(sample, self.clock(), reason, error)
-        self.submissions.emit_of(each, sample, end)
+        """End a sample that is at no replica, unless a listener has cancelled it."""
+        if sample.is_finished:
+            return
+        submission, end = self.submissions.of(each.name), each.end(sample, self.clock(), reason, error)
         self._ended(each, sample, end)
+        self.submissions.emit_all(submission, each, [end])
 
     def _ended(self, each: FleetRequest, sample: SampleState, end: Finished) -> None:
         self.accounts[each.variant].add(end, each.arrival, sample.first_token, sample.last_token)

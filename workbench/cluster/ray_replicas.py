@@ -80,7 +80,7 @@ class RayLauncher(ProcessLauncher):
                 SHARED_RAY.clean()  # the caller shut down an earlier launcher's Ray
                 self._connect(address)
             elif address is not None and not (SHARED_RAY.is_own and SHARED_RAY.address == address):
-                raise WorkbenchError("address: this process has a Ray cluster; leave it out or ray.shutdown()")
+                raise WorkbenchError("address: this process has a Ray cluster; omit address, or call ray.shutdown()")
             SHARED_RAY.users += 1
 
     def _connect(self, address: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ class Submissions:
     """All unfinished submissions, and their live requests (arrived and not ended).
 
     Attributes:
+        waiting: live requests without a replica or engine, in the order of their arrivals.
         listeners: called with every event as it comes.
         after_delivery: called once after each delivery of events to sinks.
 
@@ -41,6 +43,7 @@ class Submissions:
 
     def __init__(self, report: Callable[[str], None] = to_stderr) -> None:
         self._report = report
+        self.waiting: list[FleetRequest] = []
         self.listeners: list[Callable[[Event], None]] = []
         self.after_delivery: list[Callable[[], None]] = []
         self._open: list[Submission] = []
@@ -89,10 +92,15 @@ class Submissions:
         return not self._taken.isdisjoint(each.all_names)
 
     def enter(self, submission: Submission, each: FleetRequest) -> None:
-        """Add a live request."""
+        """Add a live request, which waits."""
         self._owner[each.name] = submission
         self._taken |= each.all_names
         submission.live[each.name] = each
+        self.wait(each)
+
+    def wait(self, each: FleetRequest) -> None:
+        """Let a live request wait, before those that arrived later."""
+        bisect.insort(self.waiting, each, key=lambda other: other.order)
 
     def leave(self, each: FleetRequest) -> None:
         """Remove a live request that has ended."""

@@ -32,7 +32,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     objects = [each for _, each in subschemas(root) if isinstance(each, dict)]
     heads = [each for each in objects if "allOf" in each or len({"properties", *JOINED} & each.keys()) > 1]
     if len(heads) * len(objects) > MAX_LOOKS:
-        raise WorkbenchError("response_format.json_schema: strict: too many allOf, anyOf, oneOf and $ref; leave it out")
+        raise WorkbenchError("response_format.json_schema: too many allOf, anyOf, oneOf, $ref; leave strict out")
     groups = {id(each): _behind(root, each) for each in heads}
     inner = {id(part) for parts in groups.values() for part in parts}
     for each in objects:

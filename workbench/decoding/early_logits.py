@@ -16,7 +16,7 @@ from workbench.sampling.combiners import NamedCombiner
 
 @dataclass(frozen=True)
 class EarlyLogits:
-    """Logits of the early layers of a model with `num_layers` layers.
+    """The logits that early layers of a model with `num_layers` layers would give in place of the last.
 
     `compute_logits` maps states [row, hidden] to logits [row, vocab]; `problem` is the reason why early logits are not
     available, or None.

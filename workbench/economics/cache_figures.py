@@ -34,6 +34,7 @@ from workbench.economics.prompt_cache import (
 )
 
 CacheFigures = dict[str, Any]
+PROMPT_TOKENS, REQUESTS_A_DAY, WINDOW = 2000, 1000, 70
 
 
 def cache_breakeven(prices: Prices | None = None) -> CacheFigures:
@@ -62,17 +63,15 @@ def _crossing(prices: Prices, ttl: CacheTTL) -> CacheFigures:
     }
 
 
-def cache_daily(
-    prices: Prices | None = None, prompt: int = 2000, requests: int = 1000, window: int = 70, seed: int = 0
-) -> CacheFigures:
+def cache_daily(prices: Prices | None = None) -> CacheFigures:
     """Return the cost of a day's requests with one system prompt, without a cache and under each caching plan, at even
     and at random times.
 
-    Also return the saving if `window` requests fell into one TTL, and the average number of requests in a TTL."""
+    Also return the saving if `WINDOW` requests fell into one TTL, and the average number of requests in a TTL."""
     prices = prices or load_prices(DEFAULT_TABLE)
     rows = []
     for arrivals in ARRIVALS:
-        found = system_prompt_day(prices, prompt, requests, arrivals, seed)
+        found = system_prompt_day(prices, PROMPT_TOKENS, REQUESTS_A_DAY, arrivals)
         plain = found[0].bill
         for plan in found:
             saved = plan.bill.saving_against(plain)
@@ -83,15 +82,15 @@ def cache_daily(
                 "writes": plan.bill.num_cache_writes, "reads": plan.bill.num_cache_reads,
             })  # fmt: skip
     busy = price_plans(
-        prices, list(system_prompt_calls(even_times(window, FIVE_MINUTES.seconds), prompt)), (FIVE_MINUTES,)
+        prices, list(system_prompt_calls(even_times(WINDOW, FIVE_MINUTES.seconds), PROMPT_TOKENS)), (FIVE_MINUTES,)
     )
     return {
         "rows": rows,
         "uncached": rows[0]["cost"],
         "most_saved": float(max_saving(prices)),  # maximum fraction saved, for any arrivals
-        "requests_a_window": requests * FIVE_MINUTES.seconds / DAY,
+        "requests_a_window": REQUESTS_A_DAY * FIVE_MINUTES.seconds / DAY,
         "share_at_window": float(busy[1].bill.saving_against(busy[0].bill) / busy[0].bill.total),
-        "hit_share_at_window": (window - 1) / window,
+        "hit_share_at_window": (WINDOW - 1) / WINDOW,
     }
 
 

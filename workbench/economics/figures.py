@@ -10,44 +10,41 @@ from typing import Any
 from workbench.economics import savings as answers
 from workbench.economics import savings as routing
 from workbench.economics.bill import Bill, agent_loop_calls
-from workbench.economics.prices import DEFAULT_TABLE, Prices, Usage, load_prices
+from workbench.economics.prices import DEFAULT_TABLE, Usage, load_prices
 from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
 from workbench.simulate.arrival import Arrival
 
 Figures = dict[str, Any]
+TABLES = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")
+GOAL = Fraction(7, 10)  # fraction of the bill to save
 
 
-def price_asymmetry(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:
+def price_asymmetry() -> Figures:
     """Return for each price table the price of an output token divided by the price of an input token."""
-    found = {name: load_prices(name) for name in tables}
+    found = {name: load_prices(name) for name in TABLES}
     return {name: float(prices.output / prices.input) for name, prices in found.items()}
 
 
-def router_savings(
-    prices: Prices | None = None,
-    arrivals: Iterable[Arrival] = (),
-    goal: Fraction = Fraction(7, 10),
-    cheaper: Iterable[int] = (20, 30),
-) -> Figures:
+def router_savings(arrivals: Iterable[Arrival] = (), cheaper: Iterable[int] = (20, 30)) -> Figures:
     """Return what routing to a smaller model saves, for each price factor in `cheaper`.
 
-    The figures are the fraction of the bill that must go to simple questions to save `goal`, the fraction of questions
+    The figures are the fraction of the bill that must go to simple questions to save `GOAL`, the fraction of questions
     that this takes if the cheapest questions are simple, and the fraction saved if the cheapest four of five questions
     are simple."""
-    prices = prices or load_prices(DEFAULT_TABLE)
+    prices = load_prices(DEFAULT_TABLE)
     costs = [prices.cost(Usage(input=each.prompt_tokens, output=each.output_tokens)) for each in arrivals]
     return {
         str(times): {
             "most_saved": float(routing.routing_saving(1, times)),
-            "simple_share_of_bill": _number(routing.simple_fraction_for_saving(goal, times)),
-            "simple_share_of_questions": routing.question_fraction_for_saving(goal, times, costs),
+            "simple_share_of_bill": _number(routing.simple_fraction_for_saving(GOAL, times)),
+            "simple_share_of_questions": routing.question_fraction_for_saving(GOAL, times, costs),
             "saved_by_four_of_five": routing.cheapest_first_saving(Fraction(4, 5), times, costs),
         }
         for times in cheaper
     }
 
 
-def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:
+def rich_prompt(tables: Iterable[str] = TABLES) -> Figures:
     """Compare a prompt of 2,000 tokens with a prompt of 200 tokens and an answer of 500.
 
     Returns for each price table the answer length up to which the longer prompt costs less; also with that prompt read
@@ -70,9 +67,9 @@ def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article
     return rows | {"ratio_to_pay_by_answer": ratios}
 
 
-def thinking_tokens(prompt: int = 1000, hidden: int = 2000, answer: int = 200, prices: Prices | None = None) -> Figures:
+def thinking_tokens(prompt: int = 1000, hidden: int = 2000, answer: int = 200) -> Figures:
     """Return how much hidden thinking tokens before an answer add to its bill and its context."""
-    found = answers.thinking_cost(prices or load_prices(DEFAULT_TABLE), prompt, hidden, answer)
+    found = answers.thinking_cost(load_prices(DEFAULT_TABLE), prompt, hidden, answer)
     return {
         "times_the_bill": float(found.cost / found.cost_without),
         "share_of_bill": float(found.thinking_fraction),
@@ -80,14 +77,13 @@ def thinking_tokens(prompt: int = 1000, hidden: int = 2000, answer: int = 200, p
     }
 
 
-def agent_loop_figures(
-    calls: int = 15, start: int = 200_000, new: int = 5_000, output: int = 0, prices: Prices | None = None
-) -> Figures:
-    """Return the prefilled tokens and the bill of a conversation that each call sends again as a whole.
+def agent_loop_figures(calls: int = 15, start: int = 200_000) -> Figures:
+    """Return the prefilled tokens and the bill of a conversation that each call sends again as a whole, 5,000 tokens
+    longer.
 
     The cases are: no cache, a cache, and a cache that already holds the beginning."""
-    prices = prices or load_prices(DEFAULT_TABLE)
-    cold, warm = (list(agent_loop_calls(calls, start, new, output, warm=known)) for known in (False, True))
+    prices = load_prices(DEFAULT_TABLE)
+    cold, warm = (list(agent_loop_calls(calls, start, 5_000, 0, warm=known)) for known in (False, True))
     without, with_ = (
         Bill.from_usages(prices, uncached_usage(cold)),
         Bill.from_usages(prices, cached_usage(cold, FIVE_MINUTES)),

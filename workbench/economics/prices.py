@@ -67,7 +67,7 @@ class PublishedFigures(Settings):
     requests: Count
     uncached: Price  # cost per day without caching
     saved: Price  # saving per day by caching
-    share: Price  # saving / uncached bill
+    share: Price  # saving as a fraction of the bill without caching
     requests_per_ttl: Count
 
 
@@ -161,17 +161,3 @@ def cost_per_million(price_per_hour: float | Fraction, tokens_per_s: float | Fra
     if price_per_hour < 0 or tokens_per_s <= 0:
         raise WorkbenchError(f"{price_per_hour} an hour at {tokens_per_s} tokens/s: give 0 or more, and a rate above 0")
     return Fraction(price_per_hour) / (HOUR * Fraction(tokens_per_s)) * MILLION
-
-
-def output_input_cost_ratio(prefill_tokens_per_s: float, decode_tokens_per_s: float) -> float:
-    """Return the cost of an output token divided by that of an input token, on a machine rented by time."""
-    if prefill_tokens_per_s <= 0 or decode_tokens_per_s <= 0:
-        raise WorkbenchError(f"{prefill_tokens_per_s} tokens/s in, {decode_tokens_per_s} out: rates must be above 0")
-    return prefill_tokens_per_s / decode_tokens_per_s
-
-
-def break_even_tokens_per_s(price_per_hour: float | Fraction, price_per_million: float | Fraction) -> Fraction:
-    """Return the tokens per second at which a rented machine costs as much per token as `price_per_million`."""
-    if price_per_hour < 0 or price_per_million <= 0:
-        raise WorkbenchError(f"{price_per_hour} an hour against {price_per_million} a million: give a price above 0")
-    return Fraction(price_per_hour) / (HOUR * Fraction(price_per_million)) * MILLION

@@ -106,7 +106,7 @@ class BreakEven:
     """Break-even of caching within one TTL.
 
     `break_even_requests` solves w + (n - 1) r = n p for n: one write and reads of the rest against the plain price.
-    `first_cheaper_request` is the first request at which caching is cheaper, `first_cheaper_read` the same in reads.
+    `first_cheaper_request` is the first request at which caching is cheaper, `first_cheaper_read` the first such read.
     None if caching is never cheaper."""
 
     break_even_requests: Fraction | None
@@ -149,13 +149,6 @@ def even_writes(requests: int, gap: Fraction, ttl: CacheTTL, renews: bool = True
     if gap >= ttl.seconds:
         return requests
     return 1 if renews else math.ceil(Fraction(requests, math.ceil(ttl.seconds / gap)))
-
-
-def poisson_hit_rate(rate: float, ttl: CacheTTL, renews: bool = True) -> float:
-    """Return the long-run fraction of requests that hit the cache, for Poisson arrivals with `rate` requests per
-    second."""
-    x = rate * ttl.seconds
-    return -math.expm1(-x) if renews else x / (1 + x)
 
 
 def poisson_writes(requests: int, rate: float, ttl: CacheTTL, renews: bool = True) -> float:

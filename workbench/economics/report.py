@@ -35,9 +35,6 @@ from workbench.simulate.arrival import Arrival
 from workbench.simulate.source import source_of
 from workbench.simulate.traffic_settings import AzureLengths, Lengths, MooncakeLengths, TrafficSettings
 
-RESPONSE_CACHE_SIZE = 100_000  # answers that the exact-match cache holds
-
-
 GENERATED_TRACES: dict[str, Lengths] = {"azure": AzureLengths(), "mooncake": MooncakeLengths()}
 
 
@@ -99,7 +96,7 @@ def price_traffic(prices: Prices, arrivals: Sequence[Arrival], system: int = 0) 
     asked = {"prompt": system, "requests": len(arrivals), "arrivals": "trace", "blocks": blocks}
     answer = {"workload": asked, **_about(prices), "plans": [row for row, _ in _rows(found)]}
     if blocks:
-        kept = replay_response_cache(arrivals, prices, RESPONSE_CACHE_SIZE)
+        kept = replay_response_cache(arrivals, prices)
         answer["response_cache"] = {
             "hits": kept.hits, "hit_rate": kept.hit_rate, "saved": float(kept.saved), "share": kept.saved_fraction,
         }  # fmt: skip

@@ -101,7 +101,7 @@ class SchedulerConfig(SchedulerLimits):
     kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends; no request joins it
     policy: PolicySetting = Interleaved()  # order in which requests are scheduled
     preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
-    overflow: Overflow = "refuse"  # for a prompt that fills the context; cut_oldest drops its first tokens
+    overflow: Overflow = "refuse"  # refuse a prompt that fills the context; cut_oldest drops its first tokens
 
 
 class ParallelConfig(Settings):

@@ -42,7 +42,7 @@ class RecordedPolicy:
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if not self._left:
-            raise WorkbenchError(f"the policy must decide again, and the record has only {self._most} decisions")
+            raise WorkbenchError(f"the record has {self._most} decisions, and the policy needs one more")
         decision = self._left.popleft()
         requests = {entry.request_id: entry for entry in (*state.running, *state.waiting)}
         order = [

@@ -65,10 +65,10 @@ def resume(request: Request, output: StopChecker, constraint: Constraint | None)
     for place, token in enumerate(request.generated_ids):
         if ended is not None:
             raise WorkbenchError(
-                f"request {name}: generated_ids goes on after its end ({output.cause.by}, {place} tokens)"
+                f"request {name}: generated_ids has tokens after the answer's end ({output.cause.by}, {place} tokens)"
             )
         taken, reason = (token, None) if constraint is None else constraint.advance(token)
         if taken != token:
-            raise WorkbenchError(f"request {name}: generated_ids: token {token} at place {place} leaves no end")
+            raise WorkbenchError(f"request {name}: generated_ids: no complete answer follows token {token} at {place}")
         _, ended = output.push(token, reason)
     return ended

@@ -30,7 +30,7 @@ def share_layers(loaded: LoadedModel, layers: Sequence[int] | None) -> LoadedMod
     if loaded.processes is not None:
         raise WorkbenchError(f"{where}: ranks share the target's layers; leave parallel.tensor or the draft out")
     if model.streams is not None:
-        raise WorkbenchError(f"{where}: layers of {spec.name} take residual streams, and cannot run alone")
+        raise WorkbenchError(f"{where}: {spec.name} has several residual streams: its layers cannot draft")
     borrowing = [
         layer
         for layer in chosen

@@ -143,9 +143,9 @@ def check_same_vocabulary(
         )
     if draft is None or target is None:
         if draft is not target:
-            raise WorkbenchError(f"{refused}; {'it' if draft is None else spec.name} has none at all")
+            raise WorkbenchError(f"{refused}; {'the draft' if draft is None else spec.name} has no tokenizer")
         return
     for token in range(max(draft.vocab_size, target.vocab_size)):
         entries = [each.id_to_token(token) if token < each.vocab_size else "" for each in (target, draft)]
         if entries[0] != entries[1]:
-            raise WorkbenchError(f"{refused}; token {token} is {entries[1]!r} there and {entries[0]!r} in {spec.name}")
+            raise WorkbenchError(f"{refused}; token {token} is {entries[1]!r}, but {entries[0]!r} in {spec.name}")

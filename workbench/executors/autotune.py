@@ -225,10 +225,13 @@ def _as_written(model: Transformer) -> Transformer:
     return plain
 
 
-def usual_seconds(remembered: ResultCache | None = None) -> float:
+def usual_seconds() -> float:
     """Return the expected seconds of autotuning, compiling included: the longest remembered time."""
-    entries = (remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)).load().values()
-    known = [each.get(TOOK) for each in entries if isinstance(each, dict) and each.get("here") == machine_key()]
+    known = [
+        each.get(TOOK)
+        for each in ResultCache(cache_directory() / AUTOTUNE_FILE).load().values()
+        if isinstance(each, dict) and each.get("here") == machine_key()
+    ]
     return max((each for each in known if isinstance(each, float)), default=FIRST_TRIAL_SECONDS)
 
 

@@ -6,6 +6,7 @@ without a refusal in any of them is supported by every backend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from compiled_kernels import Backend
@@ -42,14 +43,18 @@ def capability_table() -> Table:
     """Return a table with a row for each feature and the columns COLUMNS: `yes`, or the number of a reason below the
     table.
     """
-    limits = {feature: limits_of(feature) for feature in FEATURES}
+    return reasons_table({feature: limits_of(feature) for feature in FEATURES}, "What backends support", "feature")
+
+
+def reasons_table(limits: Mapping[str, Mapping[str, str | None]], title: str, heading: str) -> Table:
+    """Return a table of `limits`, a row for each name: `yes` for None, else the number of a reason below the table."""
     reasons = list(dict.fromkeys(reason for row in limits.values() for reason in row.values() if reason))
     rows = [
-        [feature, *(f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())]
-        for feature, row in limits.items()
+        [name, *(f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())]
+        for name, row in limits.items()
     ]
     note = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    return Table("What backends support", rows, ("feature", *COLUMNS), note)
+    return Table(title, rows, (heading, *next(iter(limits.values()))), note)
 
 
 def unsupported(backend: Backend, requirements: Requirements, role: Role = "blocks") -> Refusal | None:

@@ -35,7 +35,7 @@ CALM_STEPS = 64
 
 @dataclass(frozen=True)
 class Contention:
-    """The state of the rule for one shape of step: measured times, and whether its steps run on one thread. Seconds are
+    """The choice of threads for one shape of step: measured times, and whether its steps run on one thread. Seconds are
     those of single steps, except `left` and `total`.
     """
 

@@ -97,7 +97,7 @@ def choose_weight_layout(
 
 
 def panels_refusal(model: Transformer) -> str | None:
-    """Return the reason why the block weights of `model` cannot be in panels; None if they can."""
+    """Return the reason why the block weights of `model` cannot be stored in panels; None if they can."""
     for part in model.blocks.modules():
         if isinstance(part, Linear) and (problem := part.panels_refusal):
             return problem
@@ -163,12 +163,12 @@ def _wrong(model: Transformer, backends: Backends, held: CacheLayout) -> str:
     return ""
 
 
-def remembered_layouts(kept: ResultCache | None = None) -> list[dict[str, Any]]:
+def remembered_layouts() -> list[dict[str, Any]]:
     """Return all remembered layout choices, newest last: `chosen` is panels or rows, with its `reason`; `valid` tells
     whether machine, versions and code are unchanged since then. Damaged entries are left out.
     """
     named, choices = ("model", "weights", "cache", "threads", "cpu", "here", "date"), []
-    for entry in (kept or ResultCache(cache_directory() / LAYOUT_FILE)).load().values():
+    for entry in ResultCache(cache_directory() / LAYOUT_FILE).load().values():
         found = _sound(entry)
         if found is None or not all(name in entry for name in named):
             continue

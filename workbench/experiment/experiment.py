@@ -18,7 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from workbench.custom import registered, resolve_path
 from workbench.display import Displayable, Table
 from workbench.engine.config import SECTIONS, EngineConfig
-from workbench.errors import WorkbenchError, explain, nearest
+from workbench.errors import WorkbenchError, explain, nearest, require_tuple
 from workbench.experiment import yaml as yaml_text
 from workbench.experiment.settings import Sweep
 from workbench.experiment.verdict import VariantRows
@@ -89,6 +89,7 @@ class Workload(Settings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        require_tuple(cls.measures, Measure, f"{cls.__name__}: measures")
         LOADED_MEASURES.extend(cls.measures)
 
     def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:
@@ -111,7 +112,7 @@ class Workload(Settings):
 
     def build_requests(self, experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
         """Build the requests of a run; every call returns the same ones."""
-        raise WorkbenchError(f"a workload of kind {self.kind!r} has no separate requests and cannot be run by them")
+        raise WorkbenchError(f"a workload of kind {self.kind!r} has no separate requests")
 
     def continued(self, count: int) -> tuple[Workload, int] | None:
         """Return a workload with `count` additional requests, and the index of the first of them; None if it cannot be

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from workbench.custom import resolve_path, user_code
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, nearest
 from workbench.request import CustomPart
 
 Outcome = Literal["holds", "holds-with-limits", "refuted", "not-testable-here"]
@@ -48,11 +49,23 @@ class Verdict:
     figures: Mapping[str, float | str] = field(default_factory=dict)
     changed: tuple[RuleChange, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.outcome not in (known := get_args(Outcome)):
+            hint = nearest(self.outcome, known) or f"; known: {', '.join(known)}"
+            raise ValueError(f"outcome {self.outcome!r} is unknown{hint}")
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.claim}: {self.outcome} ({self.reason})"
+
+
+def require_judge(judge: CustomPart) -> None:
+    """Raise WorkbenchError if the function of `judge` does not exist, or does not take rows and the arguments."""
+    function = resolve_path(judge.path)
+    with user_code(f"judge {judge.path}: must take the rows and its arguments"):
+        inspect.signature(function).bind((), **judge.arguments)
 
 
 def verdicts(judge: CustomPart | None, rows: VariantRows) -> list[Verdict]:

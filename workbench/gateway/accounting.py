@@ -47,10 +47,10 @@ create index if not exists calls_by_day on calls (day);
 class AccountingConfig(Settings):
     """Account for calls in `file`, with price tables by model."""
 
-    file: Path | None = None  # None: a temporary file, for the server's lifetime
+    file: Path | None = None  # file of usage records; None: a temporary file, deleted with the server
     max_unwritten: Count = 10_000  # maximum calls that wait for a full or locked disk; above it, new calls are refused
     prices: str | None = None  # a shipped price table or a YAML file; None: tokens are counted, and cost nothing
-    model_prices: dict[str, str] = {}  # price tables of single models
+    model_prices: dict[str, str] = {}  # price table of each named model, in place of `prices`
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ class AnswerCacheConfig(Settings):
     exact: bool = True
     semantic: SemanticConfig | None = None
     ttl_seconds: Seconds = 3600.0
-    max_bytes: Count = 64 << 20  # in memory; Redis has its own limit (maxmemory)
-    redis: str | None = None  # redis://host:port/database
+    max_bytes: Count = 64 << 20  # maximum bytes of answers in memory; Redis has its own limit (maxmemory)
+    redis: str | None = None  # redis://host:port/database; None: answers stay in this process
 
     @model_validator(mode="after")
     def _some(self) -> AnswerCacheConfig:

@@ -31,9 +31,9 @@ class Bounds(Settings):
 
     prompts: Count = 64  # prompts in one call
     inputs: Count = 2_048  # texts in one call of embeddings
-    choices: Count = 128  # prompts times n
-    sequences: Count = 128  # prompts times n, best_of or beams
-    output_tokens: Count = 131_072  # choices times max_tokens, thoughts included
+    choices: Count = 128  # answers of a call: prompts times n
+    sequences: Count = 128  # sequences of a call: prompts times n, best_of or beams
+    output_tokens: Count = 131_072  # tokens of all answers: choices times max_tokens, thoughts included
     prompt_characters: Count = 4_000_000  # characters of all prompts
     prompt_tokens: Count = 1_000_000  # tokens of all prompts
     turns: Count = 2_000
@@ -42,7 +42,7 @@ class Bounds(Settings):
     stops: Count = 16
     stop_characters: Count = 1_000  # characters of one stop string
     logprobs: Count = 20
-    logit_bias: Count = 1_024  # number of entries
+    logit_bias: Count = 1_024  # number of token ids with a bias
     breakpoints: Count = 4
 
 

@@ -49,7 +49,7 @@ class ModerationConfig(Settings):
     rules: tuple[ModerationRule, ...] = ()
     classifier: CustomPart | None = None  # function: text -> name of the finding, or an empty string
     classifier_on: tuple[Direction, ...] = BOTH
-    seconds: Annotated[float, Field(gt=0)] = 5.0  # seconds for each call of the classifier
+    seconds: Annotated[float, Field(gt=0)] = 5.0  # time limit of a call of the classifier
     on_failure: OnFailure = "closed"  # on a failure or timeout: refuse the prompt or stop the answer, or let it pass
     window_characters: Count = 200  # characters held back until the classifier has seen them
     max_match_characters: Count = 256  # maximum characters held back for a regex; longer matches are found late

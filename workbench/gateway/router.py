@@ -29,11 +29,11 @@ class RoutingRule(Settings):
     """Send a call to `to` if all given conditions hold."""
 
     to: str
-    models: tuple[str, ...] = ()  # that the client named
+    models: tuple[str, ...] = ()  # models, one of which the client must name
     tenants: tuple[str, ...] = ()
-    min_characters: int | None = None  # of the prompts
+    min_characters: int | None = None  # minimum characters of all prompts
     max_characters: int | None = None
-    tools: bool | None = None  # whether the call offers tools
+    tools: bool | None = None  # the call offers tools, or (False) none
     words: tuple[str, ...] = ()  # words, one of which occurs in the last message (whole word, case-insensitive)
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class FunctionChoice(Settings):
     models: tuple[str, ...]  # requested models that this choice applies to
     function: CustomPart  # function: text of the last message -> name of the model
     otherwise: str | None = None  # model if the function fails or is late; None: refuse the call
-    seconds: Annotated[float, Field(gt=0)] = 2.0  # seconds for the function
+    seconds: Annotated[float, Field(gt=0)] = 2.0  # time limit of the function
 
 
 class RouterConfig(Settings):

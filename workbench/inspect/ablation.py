@@ -123,6 +123,6 @@ def refuse_parameters(sampling: SamplingParameters) -> None:
     """Raise WorkbenchError for parameters under which a token depends on more than its own row of logits."""
     for name in ("response_format", "thinking", "stop"):
         if getattr(sampling, name):
-            raise WorkbenchError(f"{name}: a text with heads or layers off is not cut short by it; leave it out")
+            raise WorkbenchError(f"{name}: has no effect on a text with heads or layers off; leave it out")
     if sampling.num_sequences > 1:
-        raise WorkbenchError("n, best_of, beams: one text is continued; leave them out")
+        raise WorkbenchError("n, best_of, beams: only one text can be continued; leave them out")

@@ -105,7 +105,7 @@ class Inspection(Displayable):
     token_ids: tuple[int, ...]  # token ids of all positions up to the last row
     weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
     hidden_states: dict[int, Tensor] = field(default_factory=dict, repr=False)
-    heads: tuple[int, ...] | None = None  # None: all
+    heads: tuple[int, ...] | None = None  # heads in `weights`; None: all
 
     def _display_table(self) -> Table:
         return inspection_table(self)

@@ -324,9 +324,9 @@ def dot_products(q: Tensor, k: Tensor, scale: float) -> Tensor:
 def _refuse(model: Transformer, tokens: int) -> None:
     spec = model.spec
     if spec.altup is not None:
-        raise WorkbenchError(f"{spec.name}: it has several residual streams, which are not followed")
+        raise WorkbenchError(f"{spec.name}: a model with several residual streams cannot be followed")
     if tokens > TOKENS_PER_CHUNK:
-        raise WorkbenchError(f"a prompt of {tokens} tokens: at most {TOKENS_PER_CHUNK} are followed")
+        raise WorkbenchError(f"a prompt of {tokens} tokens: at most {TOKENS_PER_CHUNK} can be followed")
     heads = max((kind.attention.num_heads for kind in spec.layers if kind.recurrent is None), default=0)
     widest = max(map(_neurons, spec.layers))
     row = len(spec.layers) * (16 * spec.hidden_size + 3 * widest + 2 * heads * tokens) + spec.vocab_size

@@ -153,7 +153,7 @@ class LoadedCodec:
 
     def _side(self, side: Side) -> Codec:
         if self.sides is None:
-            raise WorkbenchError(f"{self.name}: is still to be calibrated")
+            raise WorkbenchError(f"{self.name}: is not calibrated yet")
         return self.sides[SIDES.index(side)]
 
 

@@ -43,8 +43,8 @@ class LayerFormat(Settings):
     """
 
     format: QuantFormat = "dense"  # format of keys and values; dense: not quantized
-    keys: QuantFormat | None = None  # None is as `format`
-    values: QuantFormat | None = None  # None is as `format`
+    keys: QuantFormat | None = None  # format of keys; None: as `format`
+    values: QuantFormat | None = None  # format of values; None: as `format`
     quant_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # tokens that share a key channel's scale
     columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # columns that share a value's scale; at most a head
     residual_length: Count = 64  # minimum number of newest tokens in full precision

@@ -40,7 +40,7 @@ class RadixNode:
 
 
 class RadixTree:
-    """The tree itself: it has a reference to every page of its nodes (see PagePool), and owns the CPU pages of nodes
+    """A tree of cached pages: it has a reference to every page of its nodes (see PagePool), and owns CPU pages of nodes
     that were swapped out.
     """
 

@@ -64,7 +64,7 @@ def describe(file: str, source: str) -> CourseNotebook | None:
             raise WorkbenchError(f"{file}: the first cell has no entry '- **{name}**: ...'")
     questions = tuple(each.strip() for each in re.findall(r"[^?]+\?", entries["Questions"]))
     if "".join(questions).replace(" ", "") != entries["Questions"].replace(" ", ""):
-        raise WorkbenchError(f"{file}: each of its questions ends with '?', not {entries['Questions']!r}")
+        raise WorkbenchError(f"{file}: each of its questions must end with '?', not {entries['Questions']!r}")
     if not entries["Minutes"].isdecimal():
         raise WorkbenchError(f"{file}: its minutes are a number, not {entries['Minutes']!r}")
     title, _, subtitle = heading[1].partition(": ")

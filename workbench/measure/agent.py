@@ -51,9 +51,9 @@ class AgentQuestion(Settings):
 
     question: Annotated[str, Field(min_length=1)]
     wanted: tuple[str, ...] = ()
-    kind: str = ""  # right answers are also counted for each kind of question
-    system: str | None = None  # None is the workload's system prompt
-    tools: tuple[str, ...] | None = None  # None are the workload's tools
+    kind: str = ""  # kind of question; right answers are also counted by kind
+    system: str | None = None  # system prompt; None: the workload's
+    tools: tuple[str, ...] | None = None  # tools, as module:function; None: the workload's
 
     @field_validator("wanted", mode="before")
     @classmethod
@@ -90,7 +90,7 @@ class AgentWorkload(Workload):
     kind: Literal["agent"] = "agent"
     questions: Annotated[tuple[AgentQuestion, ...], Field(min_length=1)] | CustomPart
     system: str | None = None
-    tools: tuple[str, ...] = ()  # functions, as module:function
+    tools: tuple[str, ...] = ()  # tools of all questions, as module:function
     tool_choice: Annotated[str, Field(min_length=1)] = "auto"  # auto, none, required, or the name of one tool
     limits: Limits = Limits()
     cold_start: bool = True

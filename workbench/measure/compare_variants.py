@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 import time
 from pathlib import Path
 
-from workbench.custom import resolve_path, workload_code
-from workbench.errors import WorkbenchError
+from workbench.custom import workload_code
+from workbench.errors import WorkbenchError, nearest
 from workbench.experiment.experiment import Experiment, Predictions, ProgressCallback, VariantResults
-from workbench.experiment.verdict import VariantRows, verdicts
+from workbench.experiment.verdict import VariantRows, require_judge, verdicts
 from workbench.figures.figure import Figure
 from workbench.machine.ceilings import intra_op_threads
 from workbench.machine.environment import environment
@@ -18,6 +19,7 @@ from workbench.measure import simulation as curves
 from workbench.measure.predictions import predict_variants
 from workbench.measure.processes.rounds import measure_processes
 from workbench.progress import progress_stages
+from workbench.runs.compared_run import flatten
 from workbench.runs.folder import RunFolder, writing
 from workbench.runs.measures import own_measures_of
 from workbench.runs.record import Record
@@ -29,7 +31,7 @@ def run_comparison(
 ) -> Record:
     """Measure every variant and write a run folder below `out`. If the experiment has a mistake, no folder is left."""
     if experiment.judge is not None:
-        resolve_path(experiment.judge.path)  # find a wrong path of the judge before anything is measured
+        require_judge(experiment.judge)  # before anything is measured
     with writing(out, name) as folder:
         return _measured(experiment, folder, progress)
 
@@ -58,10 +60,13 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
     for table, rows in found.tables.items():
         if rows:
             folder.write_table(f"{table}.parquet", rows)
-    if own := own_measures_of(experiment.workload.measures):
-        summary["measures"] = own
+    own_measures = own_measures_of(experiment.workload.measures)
+    if own_measures:
+        summary["measures"] = own_measures
     pictures = {"svg": "chart.svg", "png": "chart.png"}
     try:
+        for measure in own_measures:
+            _require_measure(experiment.workload.kind, str(measure["name"]), found.rows)
         summary["verdicts"] = [each.as_dict() for each in verdicts(experiment.judge, found.rows)]
         chart = draw_variants(experiment, found.rows)
         for form, name in pictures.items():
@@ -70,6 +75,14 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
         raise WorkbenchError(f"{error}; the measured rows are in {folder.path}/summary.json") from error
     folder.write_json("summary.json", summary | {"picture": pictures})
     return Record.open(folder.finish())
+
+
+def _require_measure(kind: str, name: str, rows: VariantRows) -> None:
+    """Raise WorkbenchError if no row has the measure `name`."""
+    columns = list(dict.fromkeys(column for row in rows for column, _ in flatten(row, "_")))
+    if not fnmatch.filter(columns, name):
+        hint = nearest(name, columns) or f"; the rows have {', '.join(columns)}"
+        raise WorkbenchError(f"workload {kind}: no row has its measure {name!r}{hint}")
 
 
 def measure_variants(

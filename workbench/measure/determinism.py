@@ -43,9 +43,9 @@ class OverheadSettings(Settings):
     decode steps of many sequences.
     """
 
-    model: str | None = None  # None is the model with the compared outputs
+    model: str | None = None  # model that is timed; None: the one whose outputs are compared
     prefill_tokens: Count = 512
-    context: Count = 256  # prompt length in tokens of sequences with timed decode steps
+    context: Count = 256  # tokens of the prompt of each timed sequence
     batch: Annotated[int, Field(ge=2)] = 16
     tokens: Annotated[int, Field(ge=3)] = 12  # output tokens of each sequence
     rounds: Count = 5

@@ -59,7 +59,7 @@ class PrefillInterferenceWorkload(Workload):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.output_tokens <= self.after:
-            raise ValueError(f"output_tokens ({self.output_tokens}) must be above after ({self.after}), else none runs")
+            raise ValueError(f"output_tokens {self.output_tokens}: must be above `after`, {self.after}")
         return self
 
     def measure(self, experiment: Experiment, on_progress: ProgressCallback, predicted: Predictions) -> VariantResults:

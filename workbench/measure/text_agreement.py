@@ -18,7 +18,7 @@ from workbench.experiment.verdict import VariantRows
 from workbench.figures.bars import Bar, IntervalBar, bars, intervals
 from workbench.figures.figure import Figure, beside
 from workbench.measure.quality.held_out import HeldOutWorkload
-from workbench.measure.quality.quality import first_divergence
+from workbench.measure.quality.quality import first_divergence, greedy_divergence_summary
 from workbench.measure.rounds import load_runners, run_requests
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
@@ -112,10 +112,8 @@ class TextAgreementWorkload(HeldOutWorkload):
 def agreement(places: Sequence[int | None], tokens: int) -> dict[str, float]:
     """Return a summary of the first divergences of texts with `tokens` tokens each; a `None` among `places` is a text
     without divergence."""
-    return {
-        "same_texts_share": sum(at is None for at in places) / len(places),
-        "first_divergence": sum(tokens if at is None else at for at in places) / len(places),
-    }
+    found = greedy_divergence_summary(places, tokens)
+    return {"same_texts_share": found.pop("greedy_equal"), **found}
 
 
 def _run_round(

@@ -35,7 +35,7 @@ class AttentionChange(optional_fields(AttentionSpec, without=FIXED_SLOTS)):
         if self.sliding_window == FULL and (sinks := given.get("num_sink_tokens")):
             raise ValueError(f"num_sink_tokens: {sinks} has no effect with sliding_window: full; give one only")
         if "rotary" in given and (position := given.get("position")) in ("alibi", "none"):
-            raise ValueError(f"rotary: rotates no heads with position: {position}; give one only")
+            raise ValueError(f"rotary: has no effect with position: {position}; give one only")
         return self
 
     @property
@@ -73,7 +73,7 @@ class AttentionConfig(AttentionChange):
         known = (WINDOW, FULL, *self.kinds)
         for word in self.pattern:
             if word not in known:
-                raise ValueError(f"pattern: {word!r} is no kind of layer; known: {', '.join(known)}")
+                raise ValueError(f"pattern: {word!r} is not a kind of layer; known: {', '.join(known)}")
         if WINDOW in self.pattern and WINDOW not in self.kinds and not isinstance(self.sliding_window, int):
             raise ValueError("pattern: `window` needs a window in tokens, for example sliding_window: 128")
         if unused := [name for name in self.kinds if name not in self.pattern]:

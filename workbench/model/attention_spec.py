@@ -34,11 +34,11 @@ class RotaryScaling(Settings):
     high_freq_factor: float = 4.0  # llama3: wavelengths shorter than the context over this are kept
     beta_fast: Annotated[float, Field(gt=0)] = 32.0
     beta_slow: Annotated[float, Field(gt=0)] = 1.0
-    truncate: bool = True  # yarn's passage begins and ends at whole pairs
+    truncate: bool = True  # yarn: round the ends of its ramp to whole pairs of columns
     attention_factor: Annotated[float, Field(gt=0)] = 1.0
     original_max_position_embeddings: int = 8192  # tokens of the trained context
     short_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()  # longrope: divisor of each pair's frequency
-    long_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()  # longrope: the same for long sequences
+    long_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()  # longrope: divisors in long sequences
     long_attention_factor: Annotated[float, Field(gt=0)] | None = None  # for long sequences; None: `attention_factor`
 
     @property
@@ -86,7 +86,7 @@ class QueryTemperature(Settings):
     `offset`) / `floor`)) (Llama 4, 2025; after Nakanishi, 2025)."""
 
     strength: Annotated[float, Field(gt=0)]
-    floor: Count  # in tokens
+    floor: Count  # number of tokens that share a temperature
     offset: NonNegative = 0
 
 
@@ -98,7 +98,7 @@ class AttentionSlots(Settings):
     num_sink_tokens: NonNegative = 0  # first tokens that every query sees in addition to its window
     # scores stay within +- this: cap * tanh(score / cap); 0 is off
     softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    # scores are multiplied by it; usually 1 / sqrt of the columns of a query
+    # factor of the scores; usually 1 / sqrt of the columns of a query
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     rotary: RotaryConfig | None = None  # rotary embedding of heads; None: the model's
     mask: CustomPartSetting | None = None  # user-defined mask: the keys that a query sees
@@ -124,7 +124,7 @@ class AttentionSpec(AttentionSlots):
     kind: Literal["grouped"] = "grouped"
     num_kv_heads: Count
     head_dim: Annotated[int, Field(ge=2)]  # numbers of a head; fixed in a trained model
-    chunk_size: Count | None = None  # tokens of a chunk; a query only sees its own (Llama 4)
+    chunk_size: Count | None = None  # tokens of a chunk; a query sees only its own chunk (Llama 4)
     temperature: QueryTemperature | None = None  # queries are scaled by their position, for long contexts
     qk_norm: Annotated[QKNormSpec | None, BeforeValidator(_qk_norm)] = (
         None  # norm of queries and keys (Qwen 3, Gemma 3)
@@ -132,11 +132,11 @@ class AttentionSpec(AttentionSlots):
     value_norm: bool = False  # each head's values are normed, without weights (Gemma 3n)
     qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # normed queries and keys, and values, are clamped to it (OLMo)
     position: Literal["rotary", "alibi", "none"] = "rotary"  # how attention encodes positions
-    rotated_columns: Annotated[int, Field(ge=2, multiple_of=2)] | None = None  # of head_dim (GPT-NeoX); None: all
+    rotated_columns: Annotated[int, Field(ge=2, multiple_of=2)] | None = None  # of a head; None: all (GPT-NeoX)
     sink_logits: bool = False  # a learned logit for each head that takes probability from all tokens
     pages: CustomPartSetting | None = None  # user-defined selection of the pages that a decode reads
     module: CustomPartSetting | None = None  # user-defined, in place of the layer's attention
-    output_gate: bool = False  # its result is multiplied by the sigmoid of another projection (Qwen 3 Next)
+    output_gate: bool = False  # multiply the output by the sigmoid of another projection (Qwen 3 Next)
     # The earlier layer with the keys and values that this layer reads (Brandon et al., 2024; Gemma 3n).
     kv_shared_with: NonNegative | None = None
 
@@ -149,7 +149,7 @@ class AttentionSpec(AttentionSlots):
         if self.chunk_size is not None and self.sliding_window is not None:
             raise ValueError(f"chunk_size {self.chunk_size} with a sliding window: give one of them")
         if self.temperature is not None and self.softcap:
-            raise ValueError("temperature with softcap: give one; scaled queries are not scaled capped scores")
+            raise ValueError("temperature with softcap is not supported; give one")
         if self.value_norm and (self.output_gate or self.kv_shared_with is not None):
             raise ValueError("value_norm with output_gate, or with another layer's values, is not supported")
         if self.kv_shared_with is not None and (self.module is not None or self.output_gate):
@@ -235,7 +235,7 @@ class MLASpec(AttentionSlots):
     v_head_dim: Count
     q_lora_rank: Count | None = None
     rope_interleave: bool = True
-    rms_norm_eps: float = 1e-6  # of the norms of both latents
+    rms_norm_eps: float = 1e-6  # eps of the norms of both latents
 
     @model_validator(mode="after")
     def _possible(self) -> MLASpec:

@@ -35,7 +35,7 @@ class CheckpointNames:
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
-    norm_per_head: str = ""  # for a separate norm weight of each head: `{name}{norm_per_head}{head}` (StableLM)
+    norm_per_head: str = ""  # suffix of a norm weight per head: `{name}{norm_per_head}{head}` (StableLM)
     sinks: str = "self_attn.sinks"
     interleaved: bool = False  # rotary pairs are columns (2i, 2i + 1) of a head
 
@@ -45,7 +45,7 @@ class CheckpointNames:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
-    activation: str = "mlp.act_fn"  # of learned numbers
+    activation: str = "mlp.act_fn"  # module with an activation's learned numbers
     transposed: bool = False  # matrices of blocks are stored for x @ weight (GPT-2)
 
     router: str = "mlp.gate"

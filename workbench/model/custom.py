@@ -91,7 +91,7 @@ def load_pages(part: CustomPart) -> Any:
         raise WorkbenchError(f"{name}: summaries {kinds!r}; name summaries of a page's keys: one or more of {known}")
     for label, value, least in (("keep", keep, 1), ("page_size", page_size_of(made), 1), ("first", _first(made), 0)):
         if not isinstance(value, int) or value < least:
-            raise WorkbenchError(f"{name}: {label} {value!r}; it is a whole number of {least} or more")
+            raise WorkbenchError(f"{name}: {label} {value!r}; must be a whole number, {least} or more")
     if not callable(made):
         raise WorkbenchError(f"{name}: not callable; it needs __call__(self, query, {', '.join(kinds)})")
     check_arity(made, 1 + len(kinds), name, f"(query, {', '.join(kinds)})")

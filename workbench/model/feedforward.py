@@ -236,7 +236,7 @@ class MixtureOfExperts(nn.Module):
         return getattr(self, name), scales, minima
 
     def store_as(self, name: str, format: MatrixFormat) -> None:
-        """Allocate the stack `name` in this format, to be filled later."""
+        """Allocate all experts' matrices `name`, `gate_up` or `down`, in this format; their values are set later."""
         experts, out, columns = self.sizes[name]
         dense = {"weight": ((out, columns), torch.get_default_dtype())}
         storage = dense if format.is_dense else format.storage(out, columns)

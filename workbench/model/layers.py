@@ -79,7 +79,7 @@ class Attention(AttentionMixer[AttentionSpec]):
         Args:
             x: normed hidden states.
             cos: cosines [token, head_dim / 2] of the tokens' positions; None where heads are not rotated.
-            sin: sines, likewise.
+            sin: sines, with the same shape; None where heads are not rotated.
 
         Returns:
             q [token, head, head_dim], k and v [token, kv_head, head_dim]; q and k are normalized and rotated by the

@@ -102,7 +102,7 @@ def build_norm(hidden_size: int, norm: NormSpec, backend: Backend, bias: bool | 
     if norm.kind == "rms" and norm.weight and not bias:
         return RMSNorm(hidden_size, norm.eps, backend, norm.offset)
     if norm.kind == "rms":
-        raise WorkbenchError("a root-mean-square norm has a weight and no bias; LayerNorm may be without and with one")
+        raise WorkbenchError("a root-mean-square norm must have a weight and no bias; use kind: layer")
     return LayerNorm(hidden_size, norm, bias)
 
 

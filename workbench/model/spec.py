@@ -50,13 +50,13 @@ class ActivationSpec(Settings):
     @model_validator(mode="after")
     def _possible(self) -> ActivationSpec:
         if self.gate_scale != 1 and (not self.gated or self.kind == "clamped"):
-            raise ValueError(f"gate_scale {self.gate_scale} where there is no gate, or a clamped one")
+            raise ValueError(f"gate_scale {self.gate_scale} needs a gate that is not clamped")
         if self.sparsity and (not self.gated or self.kind == "clamped"):
-            raise ValueError(f"sparsity {self.sparsity} where there is no gate, or a clamped one")
+            raise ValueError(f"sparsity {self.sparsity} needs a gate that is not clamped")
         if self.kind == "clamped" and not self.gated:
             raise ValueError("clamped needs a gate and an up projection; set gated")
         if self.kind == "xielu" and self.gated:
-            raise ValueError("xielu has learned numbers and stands in feed-forwards without a gate; set gated: false")
+            raise ValueError("xielu is supported only without a gate; set gated: false")
         return self
 
 
@@ -79,7 +79,7 @@ class RouterSpec(Settings):
     selection_bias: bool = False
     groups: Annotated[int, Field(ge=1)] = 1
     kept_groups: Annotated[int, Field(ge=1)] = 1
-    group_score: Literal["max", "top2"] = "max"  # a group's best score, or the sum of its two best
+    group_score: Literal["max", "top2"] = "max"  # score of a group: its best, or the sum of its two best
     factor: float = 1.0
     weighs_input: bool = False  # weights multiply an expert's input, not its output (Llama 4)
 
@@ -102,12 +102,12 @@ class MoESpec(Settings):
     @model_validator(mode="after")
     def _enough(self) -> MoESpec:
         if self.held is not None and not 0 <= self.held[0] < self.held[1] <= self.num_experts:
-            raise ValueError(f"held {self.held} of {self.num_experts} experts: a first one, and the end after the last")
+            raise ValueError(f"held {self.held}: must be (first, end) within {self.num_experts} experts")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"a token cannot use {self.num_experts_per_tok} experts of {self.num_experts}")
         if self.num_experts % self.router.groups or self.router.kept_groups > self.router.groups:
-            message = f"{self.num_experts} experts in {self.router.groups} groups, {self.router.kept_groups} kept"
-            raise ValueError(f"{message}: give equal groups, and keep at most all of them")
+            message = f"{self.num_experts} experts in {self.router.groups} groups, of which {self.router.kept_groups}"
+            raise ValueError(f"{message} are kept: groups must be of equal size, and at most all of them are kept")
         return self
 
     @property
@@ -202,7 +202,7 @@ class AltUpSpec(Settings):
 
     streams: Annotated[int, Field(ge=2)] = 4
     active: Annotated[int, Field(ge=0)] = 0
-    scales_active: bool = True  # before it gates a layer's own input
+    scales_active: bool = True  # scale the active stream before it gates a layer's own input
     low_rank: Annotated[int, Field(ge=1)] = 64
     input_columns: Annotated[int, Field(ge=1)] = 256
     input_vocab_size: Annotated[int, Field(ge=1)] = 262_144
@@ -210,7 +210,7 @@ class AltUpSpec(Settings):
     @model_validator(mode="after")
     def _active_is_a_stream(self) -> AltUpSpec:
         if self.active >= self.streams:
-            raise ValueError(f"active stream {self.active} of {self.streams}")
+            raise ValueError(f"active {self.active}: must be below streams, {self.streams}")
         return self
 
     def matrix_parameters(self, hidden_size: int) -> int:
@@ -235,14 +235,14 @@ class ModelSpec(Displayable, Settings):
     rotary: RotaryConfig = RotaryConfig()
     norm: NormSpec = NormSpec()
     learned_positions: Annotated[int, Field(ge=0)] | None = None  # first row of a table of learned positions (GPT-2)
-    embedding_norm: bool = False  # embeddings are normalized (BLOOM)
-    embedding_scale: float = 1.0  # Gemma: the square root of the width
+    embedding_norm: bool = False  # normalize the embeddings (BLOOM)
+    embedding_scale: float = 1.0  # factor of the embeddings (Gemma: the square root of the hidden size)
     residual_scale: float = 1.0  # factor of each part's addition to the residual (Granite)
-    logit_scale: float = 1.0  # Granite, Cohere
+    logit_scale: float = 1.0  # factor of the logits (Granite, Cohere)
     altup: AltUpSpec | None = None
     head_bias: bool = False
     final_logit_softcapping: Annotated[float, Field(ge=0)] = 0.0  # softcap of the logits; 0: none
-    tie_word_embeddings: bool = False  # the output head is the embedding
+    tie_word_embeddings: bool = False  # the output head has the embedding's weights
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
 
     @property
@@ -273,7 +273,7 @@ class ModelSpec(Displayable, Settings):
     def _streams_have_fitting_layers(self) -> ModelSpec:
         for index, layer in enumerate(self.layers if self.altup is not None else ()):
             if layer.norms != "both" or layer.beside is not None or not isinstance(layer.attention, AttentionSpec):
-                raise ValueError(f"altup: layer {index} is no grouped attention with norms before and after its parts")
+                raise ValueError(f"altup: layer {index} needs grouped attention, and norms: both")
         if self.altup is not None and (self.residual_scale != 1 or self.norm.kind != "rms" or not self.norm.weight):
             raise ValueError(
                 "altup is not supported with residual_scale, or with norms other than weighted root-mean-square norms"
@@ -295,7 +295,7 @@ class ModelSpec(Displayable, Settings):
             for name in SHARED_KV_SETTINGS:
                 mine, theirs = getattr(layer.attention, name), getattr(own, name)
                 if mine != theirs:
-                    raise ValueError(f"{message}, whose {name} is {theirs}; its own is {mine}")
+                    raise ValueError(f"{message}: its {name} is {mine}, but {theirs} there")
         return self
 
     @model_validator(mode="after")

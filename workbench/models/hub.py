@@ -106,7 +106,7 @@ def files_to_read(names: Iterable[str], part: str | None) -> list[str]:
         return chosen
     if ggufs:
         raise WorkbenchError(f"holds the GGUF files {', '.join(ggufs)}; add a part of one's name: OWNER/NAME:Q4_K_M")
-    raise WorkbenchError(f"holds no GGUF file, and {WHOLE} with config.json is read only where no :PART is given")
+    raise WorkbenchError(f"holds no GGUF file, and {WHOLE} with config.json is read only without :PART")
 
 
 def _is_whole(path: Path, listed: Any) -> bool:

@@ -11,7 +11,7 @@ class PackagedFile:
 
     package: str
     version: str
-    path: str  # within the wheel
+    path: str  # path within the wheel
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class KnownModel:
     terms: str  # terms to accept before the download; empty: the licence has no terms for users
     has_chat_template: bool  # False: a base model, which only continues texts
     file: str
-    bytes: int  # of the file
-    sha256: str  # of the file
+    bytes: int  # size of the file
+    sha256: str  # hash of the file
     pieces: tuple[PackagedFile, ...]  # joined in order they are the file
 
     @property

@@ -49,7 +49,7 @@ BUILT_IN = (str, int, float, list, tuple, dict)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A Jinja environment that counts the steps of templates compiled by `bounded`."""
+    """A sandboxed Jinja environment; templates compiled by `bounded` count their steps and fail beyond a limit."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     concat = staticmethod(joined)  # output of macros and blocks

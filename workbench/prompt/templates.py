@@ -298,7 +298,7 @@ class ChatTemplate:
                 raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
             if message.get("content") is None and not message.get("tool_calls"):
                 where = f"messages.{number}.content"
-                raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
+                raise WorkbenchError(f"{where}: must be a text or a list of parts, unless it has tool_calls")
         text = self.render(messages)
         return tuple(token.id for token in self.encode(text, tokenizer, self.choose()))
 

@@ -38,15 +38,15 @@ class Tool(Settings):
     description: str = ""
     parameters: dict[str, Any]  # a JSON schema of type object
     returns: dict[str, Any] | None = None  # a JSON schema of the result, for templates that show it
-    given: dict[str, Any] | None = None  # a JSON declaration with more keys or another order, shown unchanged
-    strict: bool = False  # the whole schema is enforced, or refused
+    given: dict[str, Any] | None = None  # the JSON declaration as given, if templates must show it unchanged
+    strict: bool = False  # constrain calls to the whole schema; refuse a schema for which this is impossible
     function: Callable[..., Any] | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError("a tool's name has 1 to 128 letters, digits, _, - and .")
+            raise ValueError("a tool's name must have 1 to 128 letters, digits, _, - and .")
         return value
 
     @field_validator("parameters")

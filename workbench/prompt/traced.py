@@ -27,7 +27,7 @@ class Origin:
     part: str
     index: int | None = None
     field: str = ""
-    generated: bool = False  # within `{% generation %}`
+    generated: bool = False  # text within `{% generation %}`: an answer of the model
 
     @property
     def is_written(self) -> bool:

@@ -216,7 +216,7 @@ def _parsed_call(call: Any, where: str) -> ToolCall:
         raise WorkbenchError(f'{where}: must be {{"id", "type": "function", "function": {{"name", "arguments"}}}}')
     arguments = function.get("arguments") or {}
     if not isinstance(arguments, str | Mapping):
-        raise WorkbenchError(f"{where}.function.arguments: must be an object, or one as JSON")
+        raise WorkbenchError(f"{where}.function.arguments: must be an object, or a text that is a JSON object")
     return ToolCall.parse(function["name"], arguments, str(call.get("id") or ""))
 
 

@@ -65,7 +65,7 @@ def render_report(folder: Path | str) -> str:
     page = _sweep_page(read_sweep(folder)) if is_sweep(folder) else _run_page(Record.open(folder))
     text = _template().render(page=page, no_prediction=NO_PREDICTION)
     if found := external_resources(text):  # a bug of ours: users' texts are escaped, and charts are data
-        raise AssertionError(f"the report of {folder} would load {found[0]}")
+        raise AssertionError(f"the report of {folder} would load {found[0]}; a report is one file that loads nothing")
     return text
 
 

@@ -19,6 +19,14 @@ from workbench.trace.recorder import row_name
 MAX_REQUESTS_DRAWN = 48  # rows of a request timeline
 PHASES = ("queue", "prefill", "decode")
 LATENCIES = {"ttft_s": "TTFT", "itl_s": "ITL", "e2el_s": "E2EL"}
+STEP_CHARTS = (  # caption, axis, and columns of a step by name
+    (
+        "Sequences in each step, and tokens",
+        "in one step",
+        {"sequences": "requests", "prefill tokens": "prefill_tokens", "decode tokens": "decode_tokens"},
+    ),
+    ("Pages of the cache in use", "pages", {"in use": "pages_used", "kept for later requests": "pages_idle"}),
+)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -70,14 +78,9 @@ def draw_charts(requests: Rows, steps: Rows, tokens: Rows) -> Iterator[ReportCha
         yield ReportChart.of(caption, spans(request_bars, Axis("seconds from the first arrival")))
     if len(steps) > 1:
         seconds = Axis("seconds from the first arrival")
-        caption = "Sequences in each step, and tokens"
-        columns = {"sequences": "requests", "prefill tokens": "prefill_tokens", "decode tokens": "decode_tokens"}
-        series = [Series(name, _over_steps(steps, key, origin), marked=False) for name, key in columns.items()]
-        yield ReportChart.of(caption, lines(series, seconds, Axis("in one step"), zero=True))
-        caption = "Pages of the cache in use"
-        columns = {"in use": "pages_used", "kept for later requests": "pages_idle"}
-        series = [Series(name, _over_steps(steps, key, origin), marked=False) for name, key in columns.items()]
-        yield ReportChart.of(caption, lines(series, seconds, Axis("pages"), zero=True))
+        for caption, axis, columns in STEP_CHARTS:
+            series = [Series(name, _over_steps(steps, key, origin), marked=False) for name, key in columns.items()]
+            yield ReportChart.of(caption, lines(series, seconds, Axis(axis), zero=True))
     figures = per_request(requests, tokens)
     shares = [Series(name, _cumulative_distribution(figures, key), marked=False) for key, name in LATENCIES.items()]
     if any(len(each.points) > 2 for each in shares):

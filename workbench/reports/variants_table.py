@@ -21,7 +21,7 @@ Rows = Sequence[Mapping[str, Any]]
 QUALITY = (
     "questions", "right", "answered", "bits_per_byte", "kl_mean", "kl_p99", "kl_max", "same_top", "greedy_equal",
     "same_texts_share", "first_divergence", "bits_a_token", "entropy", "most_likely", "distinct_2", "repeated_4",
-    "looped", "repeated_alike", "copied", "copy_gain",
+    "looped", "repeated_alike", "copied", "copy_gain", "choices_right", "needles_right", "needles_floor",
 )  # fmt: skip
 COSTS = (
     "backend", "weight_bytes", "bytes_per_token", "stored_bytes_per_token", "sequences", "ttft_first_s", "ttft_s",
@@ -49,12 +49,12 @@ FRONTS = ("decode_tokens_per_s.", "tokens_per_s.")  # prefixes of measures by co
 
 
 def variant_tables(rows: Rows) -> list[Table]:
-    """Return each table for which the rows have data: quality, copying by depth, costs."""
+    """Return each table for which the rows have data: quality, differences, copying by depth, costs."""
     flat = [flatten({**row, "backend": row.get("decode_backend", row.get("backend"))}) for row in rows]
     speeds = [name for name in dict.fromkeys(name for row in flat for name in row) if name.startswith(FRONTS)]
     costs = (*COSTS, *speeds, *own_measures())
     found = [
-        _table("quality", QUALITY, rows), _by_depth(rows), _table("costs and speed", costs, flat),
+        _table("quality", QUALITY, rows), _differences(rows), _by_depth(rows), _table("costs and speed", costs, flat),
         _predictions(rows), *_curves(rows),
     ]  # fmt: skip
     return [table for table in found if len(table.headings) > 1]
@@ -101,6 +101,23 @@ def heading(name: str) -> str:
     return measure_of(name).heading
 
 
+def _differences(rows: Rows) -> Table:
+    """Build the table of differences from the reference: mean, 95% interval, and the smallest difference that as many
+    texts of this spread show with a probability of 80%."""
+    of = [row for row in rows if row.get("difference")]
+    names = list(dict.fromkeys(name for row in of for name in row["difference"]))
+    cells = [[row["variant"], *(_interval(row["difference"].get(name)) for name in names)] for row in of]
+    headings = [f"{heading(f'difference_{name}_mean')} [95%] (detectable)" for name in names]
+    return Table("", cells, ["difference from the reference", *headings], left=())
+
+
+def _interval(found: Mapping[str, float] | None) -> str:
+    if not found:
+        return "-"
+    bounds = f" [{found['low']:+.4f}, {found['high']:+.4f}] ({found['detectable']:.4f})" if "low" in found else ""
+    return f"{found['mean']:+.4f}{bounds}"
+
+
 def _by_depth(rows: Rows) -> Table:
     """Build the table of copying by depth of the copied text (0% is the beginning): the fraction of identifiers' tokens
     that are predicted as most likely, and the gain in nats per token."""
@@ -138,6 +155,11 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"text: {about['known']} of {about['listed']} held-out modules are here as the model's card has them"
         )
+    if "package" in about:
+        lines.append(f"text: {about['texts']} of {about['package']} ({about['licence']})")
+    if "sizes" in about:
+        cut = "" if about["enough"] else "; fewer than the protocol's: wider intervals"
+        lines.append(f"sizes: {about['sizes']}{cut}")
     if picture:
         lines.append(f"picture: {picture.get('svg') or picture['problem']}")
     return [*lines, *filter(None, [contention_remark(summary["others_cpu_share"])])]

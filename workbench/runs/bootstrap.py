@@ -78,7 +78,7 @@ def _difference(
         ways = [_resampled_medians(second, one) - _resampled_medians(first, other) for one, other in ((0, 1), (1, 0))]
         found = np.concatenate(ways)
     n = min(len(first), len(second))
-    tail = _tail(confidence, n, n - 1 if paired else len(first) + len(second) - 2)
+    tail = tail_probability(confidence, n, n - 1 if paired else len(first) + len(second) - 2)
     low, high = np.quantile(found, [tail, 1 - tail])
     return apart, Interval(float(min(low, apart)), float(max(high, apart)))
 
@@ -88,7 +88,7 @@ def _resampled_medians(values: np.ndarray, stream: int) -> np.ndarray:
     return np.median(values[generator.integers(0, len(values), (NUM_RESAMPLES, len(values)))], axis=1)
 
 
-def _tail(confidence: float, n: int, degrees: int) -> float:
+def tail_probability(confidence: float, n: int, degrees: int) -> float:
     """Return the tail probability to cut off on each side, so that an interval of `n` repetitions covers `confidence`.
     """
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t_quantile((1 + confidence) / 2, degrees))

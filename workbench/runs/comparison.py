@@ -89,8 +89,8 @@ class Comparison(Displayable):
         better in one.
 
         Args:
-            x: `NAME`, `NAME:min` or `NAME:max`.
-            y: in the same form.
+            x: measure of the first axis: `NAME`, `NAME:min` or `NAME:max`.
+            y: measure of the second axis, written like `x`.
 
         Raises:
             WorkbenchError: if fewer than two groups have both measures.
@@ -203,7 +203,7 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 def _row(measure: str, base: RepeatedRuns, other: RepeatedRuns) -> ComparisonRow:
     first, second = base.samples(measure), other.samples(measure)
     if not first:
-        raise WorkbenchError(f"measure {measure}: {base.label} has it in no repetition")
+        raise WorkbenchError(f"measure {measure}: no repetition of {base.label} has it")
     found = contrast(first, second)
     low, high = (None, None) if (i := found.difference_interval) is None else (i.low, i.high)
     least, most = (None, None) if (i := found.ratio_interval) is None else (i.low, i.high)

@@ -69,8 +69,8 @@ def learn_measures(summary: Mapping[str, object]) -> None:
         try:
             found = Measure(**values)
             fits = all(isinstance(each, str) for each in (found.name, found.label, found.unit))
-            fits = fits and found.better in ("min", "max", None) and found.label.count("{") == found.label.count("{}")
-        except TypeError:
+            fits = fits and found.label.count("{") == found.label.count("{}")
+        except (TypeError, ValueError):
             continue
         if fits and find_measure(found.name) is None:
             LOADED_MEASURES.append(found)

@@ -131,7 +131,7 @@ def combiner_of(made: Any, part: CustomPart) -> NamedCombiner | None:
         return None
     name = f"filter {part.path}"
     if layers is not None and has_stream:
-        raise WorkbenchError(f"{name}: has layers and second_prompt; give one of them")
+        raise WorkbenchError(f"{name}: has both layers and second_prompt; give only one")
     if has_stream:
         check_arity(made.second_prompt, 1, f"{name}: second_prompt", "(prompt_ids)")
         check_arity(made, 3, name, "(logits, histories, second)")

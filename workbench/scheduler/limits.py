@@ -21,9 +21,9 @@ class SchedulerLimits(Settings):
     def _chunks_are_possible(self) -> Self:
         if self.chunk_tokens is not None and self.chunk_tokens > self.max_num_batched_tokens:
             within = f"max_num_batched_tokens ({self.max_num_batched_tokens})"
-            raise ValueError(f"chunk_tokens must be within 1 and {within}, not {self.chunk_tokens}")
+            raise ValueError(f"chunk_tokens must be from 1 to {within}, not {self.chunk_tokens}")
         if self.chunk_tokens is not None and not self.chunked_prefill:
-            raise ValueError("chunk_tokens has no meaning where chunked_prefill is off; leave one of them out")
+            raise ValueError("chunk_tokens needs chunked_prefill: true; leave one of them out")
         return self
 
     @property

@@ -79,7 +79,7 @@ class ProcessDecodeSettings(Settings):
 
     instances: Count = 1  # engines among which requests are shared
     router: Router = LeastLoaded()  # chooses the instance of each request
-    transfer: Literal["shared", "gloo"] = "shared"  # page numbers in a shared memory, or bytes
+    transfer: Literal["shared", "gloo"] = "shared"  # shared: page numbers of a shared memory; gloo: bytes
     bytes_per_second: Annotated[float, Field(gt=0)] | None = None
     latency: Seconds | None = None
 

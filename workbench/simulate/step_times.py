@@ -73,15 +73,15 @@ def step_work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[At
 class LinearCost:
     """A cost that is linear in a step's work, in ticks; no coefficient is negative."""
 
-    step: int = 0
-    prefill_tokens: int = 0  # per token
-    decode_tokens: int = 0  # per token
-    num_logits: int = 0  # per row of logits
-    head: int = 0  # per step with logits
+    step: int = 0  # ticks of every step
+    prefill_tokens: int = 0  # ticks per prompt token
+    decode_tokens: int = 0  # ticks per decoded token
+    num_logits: int = 0  # ticks per row of logits
+    head: int = 0  # ticks of a step with logits
     query_key_pairs: tuple[int, ...] = ()
     positions_read: tuple[int, ...] = ()
-    prefill_step: int = 0  # per step with prompt tokens
-    decode_step: int = 0  # per step with decoded tokens
+    prefill_step: int = 0  # ticks of a step with prompt tokens
+    decode_step: int = 0  # ticks of a step with decoded tokens
 
     def __call__(self, work: StepWork) -> int:
         ticks = (

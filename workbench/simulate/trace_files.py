@@ -82,11 +82,11 @@ def _mooncake(line: str) -> tuple[float, int, int, tuple[int, ...]]:
         raise ValueError(f"{type(entry).__name__}, not a mapping,")
     time = entry["timestamp"]
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < math.inf:
-        raise ValueError(f"timestamp {time!r}")
+        raise ValueError(f"timestamp {time!r} is not a number of 0 or more")
     prompt, output, blocks = _tokens(entry["input_length"], 1), _tokens(entry["output_length"], 0), entry["hash_ids"]
     wanted = -(-prompt // BLOCK_TOKENS)
     if not isinstance(blocks, list) or len(blocks) != wanted or not all(type(block) is int for block in blocks):
-        raise ValueError(f"hash_ids must be the {wanted} ids of {prompt} tokens, which they are not,")
+        raise ValueError(f"hash_ids must be a list of {wanted} ids for {prompt} tokens,")
     return time / 1000, prompt, output, tuple(blocks)
 
 
@@ -94,7 +94,7 @@ def _tokens(value: object, least: int) -> int:
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOKENS_PER_REQUEST:
-        raise ValueError(f"{value!r:.60} is no count from {least} to {MAX_TOKENS_PER_REQUEST:,}")
+        raise ValueError(f"{value!r:.60} is not a count from {least} to {MAX_TOKENS_PER_REQUEST:,}")
     return value
 
 

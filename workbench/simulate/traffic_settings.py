@@ -102,11 +102,11 @@ class TrafficSettings(Settings):
     trace: str | None = None
     lengths: Lengths = AzureLengths()
     arrivals: Arrivals = AsRecorded()
-    requests: Count | None = None  # None: the whole trace, or an hour of the generator
+    requests: Count | None = None  # number of requests; None: the whole trace, or an hour of the generator
     time: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     length: Positive = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
     tenants: dict[str, Positive] = {}
-    priorities: dict[int, Positive] = {}  # requests of smaller numbers run first under `policy: priority`
-    deadlines: dict[Positive, Positive] = {}  # seconds; empty: no deadlines
-    prediction_error: Annotated[float, Field(ge=0, le=10)] | None = None  # None: no predictions
+    priorities: dict[int, Positive] = {}  # weight of each priority; smaller numbers run first under `policy: priority`
+    deadlines: dict[Positive, Positive] = {}  # weight of each deadline in seconds; empty: no deadlines
+    prediction_error: Annotated[float, Field(ge=0, le=10)] | None = None  # of lengths; None: none predicted

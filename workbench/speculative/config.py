@@ -67,11 +67,11 @@ class DraftModel(_DraftSettings):
     kind: Literal["draft"] = "draft"
     model: str = "demo-draft"  # name or folder; target: layers of the target itself
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    backend: str | None = None  # None: the target's
+    backend: str | None = None  # backend of the draft model; None: the target's
     confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     stop: CustomPart | None = None  # (probabilities [row, vocab], request ids) -> whether each draft ends [row]
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = (
-        None  # layers, with model: target
+        None  # layers of the target that draft, with model: target
     )
 
     @property
@@ -87,7 +87,7 @@ class DraftModel(_DraftSettings):
         if self.stop is not None and self.confidence_threshold:
             raise ValueError("stop and confidence_threshold both end drafts; leave one out")
         if self.layers is not None and not self.is_target:
-            raise ValueError(f"layers are chosen of the model that verifies; set model: {TARGET}")
+            raise ValueError(f"layers choose layers of the target; set model: {TARGET}")
         if self.layers is not None and any(a >= b for a, b in pairwise(self.layers)):
             raise ValueError(f"layers must ascend, each named once, not {list(self.layers)}")
         if self.is_target and (self.dtype != "auto" or self.backend is not None):

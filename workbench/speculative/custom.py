@@ -73,8 +73,8 @@ def check_observer(made: Any, name: str, vocab_size: int) -> None:
     """Raise WorkbenchError if an observer lacks one of its two members, `observed_top_k` and `observe`."""
     top_k = getattr(made, "observed_top_k", None)
     if (top_k is None) is callable(getattr(made, "observe", None)):
-        raise WorkbenchError(f"{name}: what observes has both observed_top_k and observe(verifications)")
+        raise WorkbenchError(f"{name}: needs both observed_top_k and observe(verifications), or neither")
     if top_k is not None and (not isinstance(top_k, int) or not 0 <= top_k <= vocab_size):
         raise WorkbenchError(
-            f"{name}: observed_top_k must be within 0 and the vocabulary's {vocab_size}, not {top_k!r}"
+            f"{name}: observed_top_k must be from 0 to the vocabulary's {vocab_size}, not {top_k!r}"
         )

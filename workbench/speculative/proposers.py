@@ -132,14 +132,14 @@ class Speculator:
             raise WorkbenchError(f"{self.name}: returned {len(drafts)} drafts for {len(counts)} sequences")
         for draft, count in zip(drafts, counts, strict=True):
             if len(draft) > count:
-                raise WorkbenchError(f"{self.name}: proposed {len(draft)} tokens where at most {count} are wanted")
+                raise WorkbenchError(f"{self.name}: proposed {len(draft)} tokens, but at most {count} are allowed")
             if draft.parents is not None:
                 self._check_tree(draft)
             ids = draft.token_ids
             if ids and self.vocab_size is not None and not 0 <= min(ids) <= max(ids) < self.vocab_size:
                 wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
                 raise WorkbenchError(
-                    f"{self.name}: proposed token {wrong}, which is none of the {self.vocab_size} of the vocabulary"
+                    f"{self.name}: proposed token {wrong}; the vocabulary has {self.vocab_size} tokens"
                 )
 
     def _check_tree(self, draft: Draft) -> None:
@@ -147,7 +147,7 @@ class Speculator:
         if not self.trees:
             raise WorkbenchError(f"{self.name}: proposed a tree; set speculate.tree: true, on backend eager")
         if draft.probabilities is not None:
-            raise WorkbenchError(f"{self.name}: the tokens of a tree are certain; leave its probabilities out")
+            raise WorkbenchError(f"{self.name}: a tree's tokens have no probabilities; leave them out")
         if len(parents) != len(draft) or any(not -1 <= parent < place for place, parent in enumerate(parents)):
             raise WorkbenchError(
                 f"{self.name}: parents {parents} of {len(draft)} tokens; each token has one, -1 or the place of an "

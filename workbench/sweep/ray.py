@@ -100,7 +100,7 @@ class RaySweepExecutor:
         setting, cpus = self.setting, self.setting.cpus
         if self.ray.is_initialized():  # started by the caller, who shuts it down
             if setting.address is not None:
-                raise WorkbenchError("executor.address: this process has a Ray cluster; leave it out or ray.shutdown()")
+                raise WorkbenchError("executor: this process has a Ray cluster; omit address, or call ray.shutdown()")
             yield cpus or 1
             return
         folder = None
@@ -122,8 +122,8 @@ class RaySweepExecutor:
             where = setting.address or "this machine"
             reason = str(error).splitlines()[0]
             raise WorkbenchError(
-                f"executor.address: no Ray cluster can be used at {where} ({reason}); see that it runs, and whether it "
-                "wants RAY_AUTH_MODE=token"
+                f"executor.address: no Ray cluster can be used at {where} ({reason}); check that it runs, and if it "
+                "needs RAY_AUTH_MODE=token"
             ) from error
         finally:
             self.ray.shutdown()

@@ -14,7 +14,7 @@ from workbench.settings import Count, Settings
 class SweepExecutorConfig(Settings):
     """Settings common to all executors."""
 
-    processes: Count = 1  # per point, for torch.distributed later
+    processes: Count = 1  # processes per point; more than 1 is not supported yet
 
     @field_validator("processes")
     @classmethod

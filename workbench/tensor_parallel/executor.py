@@ -199,7 +199,7 @@ def gather_memory(model: TensorParallelTransformer, store: KVStore) -> Tensor:
 
 
 def from_arrays(values: Mapping[str, Any], device: torch.device) -> TokenBatch:
-    """Rebuild a batch on `device` from the fields of a posted task."""
+    """Return the batch, on `device`, that rank 0 sent as a mapping of its fields with numpy arrays for tensors."""
     return TokenBatch(**map_fields(values, np.ndarray, lambda array: torch.from_numpy(array).to(device)))
 
 

@@ -219,19 +219,19 @@ def _open_offered(offer: Mapping[str, Any]) -> int:
     """Open rank 0's memory; return its descriptor."""
     if offer["host"] != _host():
         raise WorkbenchError(
-            f"transport shared_memory: it runs on {platform.node()} and rank 0 on {offer['name']}; {REMEDY}"
+            f"transport shared_memory: this rank runs on {platform.node()} and rank 0 on {offer['name']}; {REMEDY}"
         )
     try:
         memory = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise WorkbenchError(
-            f"transport shared_memory: it may not open rank 0's memory at {offer['path']} ({error.strerror}): all must "
+            f"transport shared_memory: cannot open rank 0's memory at {offer['path']} ({error.strerror}): all must "
             f"be processes of one user and one container; {REMEDY}"
         ) from None
     found = os.fstat(memory)
     if [found.st_dev, found.st_ino] != offer["file"]:  # this pid is another process: rank 0 is in a container
         os.close(memory)
-        raise WorkbenchError(f"transport shared_memory: it sees other processes than rank 0 does; {REMEDY}")
+        raise WorkbenchError(f"transport shared_memory: this rank sees other processes than rank 0; {REMEDY}")
     return memory
 
 

@@ -22,7 +22,7 @@ from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.hf.weights import random_weights
 from workbench.model.transformer import Transformer
-from workbench.oracle import naive
+from workbench.testing.attention_laws import require_oracle_logits
 from workbench.testing.attention_scenarios import CLASSES, AttentionScenario, attention_scenarios, sampled_logits
 from workbench.testing.law import Law, LawBroken, check_law
 
@@ -73,11 +73,8 @@ def _chooses_alike(backend: Backend, change: Change, scenario: AttentionScenario
     spec = scenario.spec(change)
     model = Transformer.from_state(spec, random_weights(spec, torch.float32, scenario.seed), backend)
     texts = {f"{i}": text for i, text in enumerate(scenario.texts())}
-    for tokens, row in sampled_logits(model, texts, backends=Backends(backend, backend, backend, "asked for")).values():
-        right = naive.logits(model, torch.tensor(tokens))[-1]
-        away = float((row - right).abs().max())
-        if not away <= FLOAT32_ROUNDING * (1 + float(right.abs().max())):
-            raise LawBroken(f"is {away:.2g} away from the oracle after {len(tokens)} tokens, on {scenario}")
+    sampled = sampled_logits(model, texts, backends=Backends(backend, backend, backend, "asked for"))
+    require_oracle_logits(model, sampled, FLOAT32_ROUNDING, scenario)
 
 
 def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from workbench.model.transformer import Transformer
 from workbench.oracle import naive
 from workbench.testing.attention_scenarios import (
     CONTEXT,
     VOCAB,
     AttentionScenario,
+    SampledLogits,
     require_equal_logits,
     sampled_logits,
 )
@@ -84,10 +86,17 @@ def _warm(change: Change, scenario: AttentionScenario) -> None:
 def _plain(change: Change, scenario: AttentionScenario) -> None:
     model = scenario.model(change)
     texts = {f"{i}": text for i, text in enumerate(scenario.texts())}
-    for tokens, row in sampled_logits(model, texts, page_size=scenario.page_size).values():
+    require_oracle_logits(model, sampled_logits(model, texts, page_size=scenario.page_size), ROUNDING, scenario)
+
+
+def require_oracle_logits(
+    model: Transformer, sampled: SampledLogits, rounding: float, scenario: AttentionScenario
+) -> None:
+    """Raise LawBroken if logits [vocab] are further than `rounding` from the oracle's, relative to its largest."""
+    for tokens, row in sampled.values():
         right = naive.logits(model, torch.tensor(tokens))[-1]
         away = float((row - right).abs().max())
-        if not away <= ROUNDING * (1 + float(right.abs().max())):
+        if not away <= rounding * (1 + float(right.abs().max())):
             raise LawBroken(f"is {away:.2g} away from the oracle after {len(tokens)} tokens, on {scenario}")
 
 

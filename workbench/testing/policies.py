@@ -179,7 +179,7 @@ def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> C
     if unknown := sorted(given_up - {*LAWS, *starving}):
         known = "; ".join((*LAWS, *starving))
         hint = nearest(unknown[0], (*LAWS, *starving))
-        raise WorkbenchError(f"policy {policy_name(made)}: gives_up names no law: {unknown[0]!r}{hint}; laws: {known}")
+        raise WorkbenchError(f"policy {policy_name(made)}: gives_up: {unknown[0]!r} is not a law{hint}; laws: {known}")
     for law in (*LAWS, *starving):
         if law in given_up:
             laws.append(Law(law, True, "given up", tried=False))

@@ -18,7 +18,7 @@ class Event:
     time: float
     request_id: str = ""  # empty for events of a whole step
     text: str = ""
-    sample: int = 0  # which of the request's `n` samples
+    sample: int = 0  # index of the sample, of the request's `n`
     replica: int = 0  # number in a cluster, counted from 1; 0: a single engine
 
 

@@ -196,7 +196,7 @@ def test_a_mixture_is_written_dense(tmp_path: Path) -> None:
 def test_matrices_that_are_stored_transposed_are_not_quantized(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
     random_checkpoint("gpt2", {"n_inner": 256}).save_pretrained(tmp_path / "m")
-    with pytest.raises(WorkbenchError, match="c_attn.weight is stored transposed: no reader understands it quantized"):
+    with pytest.raises(WorkbenchError, match="c_attn.weight is stored transposed: quantized it cannot be read"):
         convert_model(tmp_path / "m", tmp_path / "q", INT8, torch.float32)
     assert list((tmp_path / "q").iterdir()) == []
 

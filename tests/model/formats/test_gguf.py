@@ -205,7 +205,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"tensors": info(shape=(1,) * 5)}, "5 dimensions"),
     ({"tensors": info(shape=(48,), kind=2)}, "multiple of 32"),
     ({"tensors": info(kind=99)}, "type 99, which is unknown"),
-    ({"tensors": info(kind=23)}, "stored as IQ4_XS; read are F32, .*MXFP4"),
+    ({"tensors": info(kind=23)}, "stored as IQ4_XS; supported: F32, .*MXFP4"),
     ({"tensors": ONE, "pairs": pair(4, 24, form="<II", key="general.alignment")}, "power of two"),
 ]
 

@@ -126,9 +126,9 @@ def test_a_gguf_file_again_keeps_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "arguments", "message"),
     [
-        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 64}, {}, "opt is not written as GGUF"),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 64}, {}, "opt cannot be written as GGUF"),
         ("phi", {"qk_layernorm": True}, {}, "cannot express this model"),
-        ("llama", {}, {"weights": "q4_k"}, "--weights q4_k: GGUF is written as f32, f16, bf16, q8_0, q4_0"),
+        ("llama", {}, {"weights": "q4_k"}, "--weights q4_k: supported for GGUF: f32, f16, bf16, q8_0, q4_0"),
         ("llama", {}, {"target": "a.bin"}, "must be called NAME.gguf"),
     ],
 )

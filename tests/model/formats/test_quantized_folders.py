@@ -117,7 +117,7 @@ def _put(end: str, tensor: Tensor) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("packer", "spoil", "said"),
     [
-        ("awq", _set(quant_method="hqq"), "quant_method 'hqq' is not read; read are gptq, awq"),
+        ("awq", _set(quant_method="hqq"), "quant_method 'hqq' is not supported; supported: gptq, awq"),
         ("awq", _config(lambda section: section.pop("quant_method")), "quant_method is missing"),
         ("awq", _set(quant_method="fp8"), "says fp8, and no tensor has this format"),
         ("awq", _set(version="gemv"), 'version is "gemv"; it must be gemm'),
@@ -140,7 +140,7 @@ def _put(end: str, tensor: Tensor) -> Callable[[Path], None]:
         ("int4", _set(ignore=["re:.*q_proj"]), "ignore has 're:.*q_proj', yet the weights of .* are compressed"),
         ("int4", _set(ignore=["re:("]), "regular expression"),
         ("int4", _config(lambda section: section["config_groups"]["group_0"].update(targets=["re:.*k_proj"])),
-         "no targets of config_groups have it"),
+         "no target of config_groups matches"),
         ("int4", _scheme(num_bits=8), "weight_shape is"),
         ("int4", _scheme(group_size=64), "weight_scale has shape"),
         ("int4", _scheme(type="float"), 'type is "float"'),

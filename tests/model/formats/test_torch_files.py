@@ -92,7 +92,7 @@ def _compressed(folder: Path) -> None:
     ("spoil", "said"),
     [
         (lambda folder: torch.save({"a": Malicious()}, folder / FILE), "only tensors are read"),
-        (lambda folder: torch.save({"a": 1}, folder / FILE), "a is no tensor"),
+        (lambda folder: torch.save({"a": 1}, folder / FILE), "a is not a tensor"),
         (lambda folder: torch.save([torch.ones(2)], folder / FILE), "no mapping of names to tensors"),
         (lambda folder: torch.save({}, folder / FILE, _use_new_zipfile_serialization=False), "without an archive"),
         (lambda folder: (folder / FILE).write_bytes(b"\x80\x04junk"), "without an archive"),

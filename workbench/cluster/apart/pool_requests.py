@@ -53,7 +53,6 @@ class PoolRequests:
         self.slots, self.counts, self.max_losses = slots, counts, max_losses
         self.submissions = Submissions(report)
         self.transfers: dict[TransferKey, Transfer] = {}
-        self._waiting: list[FleetRequest] = []  # without a process
 
     def submit(self, sink: EventSink, requests: Iterable[FleetRequest]) -> Submission:
         """Submit requests, whose events go to `sink`, and return the submission."""
@@ -71,11 +70,10 @@ class PoolRequests:
                 self.submissions.emit_all(submission, each, ends)
             else:
                 self.submissions.enter(submission, each)
-                self._waiting.append(each)
         for key, transfer in list(self.transfers.items()):
             if transfer.target is None:
                 self._place(key)
-        while self._waiting and self._run(self._waiting[0]):
+        while self.submissions.waiting and self._run(self.submissions.waiting[0]):
             pass
         self.submissions.deliver()
 
@@ -164,7 +162,7 @@ class PoolRequests:
             channel = self.slots.channel(slot, target)
         served.replica, served.is_decoding = slot.number + 1, whole
         served.attempts += 1
-        self._waiting.remove(served)
+        self.submissions.waiting.remove(served)
         slot.requests.add(name)
         if served.moved_from:
             now, tokens = time.perf_counter(), max(len(each.token_ids) for each in served.samples)
@@ -287,12 +285,12 @@ class PoolRequests:
             self._end(served, FinishReason.ERROR, why)
         else:
             self.counts["computed again"] += 1
-            self._waiting.append(served)
+            self.submissions.wait(served)
 
     def _end(self, served: FleetRequest, reason: FinishReason, error: str = "") -> None:
         """End the samples of a request that is at no process."""
-        if served in self._waiting:
-            self._waiting.remove(served)
+        if served in self.submissions.waiting:
+            self.submissions.waiting.remove(served)
         for sample in served.unfinished:
             self.submissions.emit_of(served, sample, served.end(sample, time.perf_counter(), reason, error))
         self.submissions.leave(served)

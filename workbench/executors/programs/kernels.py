@@ -42,7 +42,13 @@ def one_function(description: str, function: str, backend: str, *more: str) -> S
 
 
 def two_sides(description: str, blocks: str, attention: str) -> StepKernels:
-    """Describe a step with two functions for each block: one before its attention, and one after."""
+    """Describe a step with two compiled functions for each block, one before its attention and one after.
+
+    Args:
+        description: one line about the step.
+        blocks: backend of the two functions, and of the model's head.
+        attention: backend that writes keys and values, and attends.
+    """
     backends = {**dict.fromkeys(STEP_SIDES, blocks), "write": attention, "attend": attention}
     functions = {"before": "before attention {layer}", "after": "after attention {layer}", "head": "head"}
     return StepKernels(description, backends, functions)

@@ -32,8 +32,8 @@ INITIAL_ROWS = 512  # initial rows of the buffers; they double when needed
 
 
 class PrefillProgram(StepProgram):
-    """A program that computes any batch of a model with weights in panels; `rows` computes its logits, `attention`
-    reads the cache.
+    """A program that computes any batch of a model with weights in panels (see compiled_kernels/blocked/layout.py);
+    `rows` computes its logits, `attention` reads the cache.
     """
 
     kind, resets = "prefill", True

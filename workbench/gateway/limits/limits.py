@@ -33,7 +33,7 @@ class CallerLimits(Settings):
     """Limits of one key or tenant; None for no limit."""
 
     requests_per_minute: Rate | None = None
-    tokens_per_minute: Rate | None = None  # tokens of prompt and answer
+    tokens_per_minute: Rate | None = None  # maximum tokens of prompts and answers together
     input_tokens_per_minute: Rate | None = None
     output_tokens_per_minute: Rate | None = None
     requests_at_once: Count | None = None

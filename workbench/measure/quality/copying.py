@@ -22,7 +22,7 @@ from pydantic import Field
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.measure.quality.teacher_forcing import ForcedText, score_texts
+from workbench.measure.quality.teacher_forcing import ForcedText, score_tokens
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.settings import Count, Fraction01, Settings
 
@@ -57,7 +57,7 @@ class CopyingSettings(Settings):
         0.5,
         0.75,
         1.0,
-    )  # 0 is the text's beginning
+    )  # positions of an assignment, 0 at the text's beginning, 1 at its end
 
 
 @dataclass(frozen=True)
@@ -137,16 +137,8 @@ def measure_copying(runner: Runner, snippets: Sequence[Snippet]) -> list[dict]:
 
     Rows have name, depth, distance, `gain` in nats per token, and `copied`: the fraction of the name's tokens that the
     model predicts as most likely."""
-    nats: list[list[float]] = [[] for _ in snippets]
-    right: list[list[bool]] = [[] for _ in snippets]
-
-    def note(index: int, first: int, logits) -> None:
-        ids = snippets[index].text.ids[first : first + len(logits)]
-        logprobs = logits.double().log_softmax(-1).cpu()
-        nats[index] += [float(row[token]) for row, token in zip(logprobs, ids, strict=True)]
-        right[index] += [int(row.argmax()) == token for row, token in zip(logprobs, ids, strict=True)]
-
-    score_texts(runner, [snippet.text for snippet in snippets], note)
+    scores = score_tokens(runner, [snippet.text for snippet in snippets])
+    nats = [[logprob for logprob, _ in each] for each in scores]
     without = {snippet.name: nats[i] for i, snippet in enumerate(snippets) if snippet.depth is None}
     return [
         {
@@ -154,7 +146,7 @@ def measure_copying(runner: Runner, snippets: Sequence[Snippet]) -> list[dict]:
             "depth": snippet.depth,
             "distance": snippet.distance,
             "gain": (math.fsum(nats[i]) - math.fsum(without[snippet.name])) / len(nats[i]),
-            "copied": sum(right[i]) / len(right[i]),
+            "copied": sum(likely for _, likely in scores[i]) / len(scores[i]),
         }
         for i, snippet in enumerate(snippets)
         if snippet.depth is not None

@@ -35,7 +35,7 @@ OUTPUT_TOKENS = 4  # number of tokens decoded after the text, while memory is me
 class DecodeSpeedSettings(Settings):
     """Settings of decode speed: one sequence decodes at each context length, all variants in turn."""
 
-    model: str | None = None  # None is the model measured for quality
+    model: str | None = None  # model that is timed; None: the one measured for quality
     dtype: str | None = None
     backend: str | None = None
     contexts: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 512, 896)
@@ -49,7 +49,7 @@ class PoolSettings(Settings):
     model: str | None = None
     dtype: str | None = None
     bytes: Count = 2**26
-    context: Count | None = None  # None is the model's maximum context
+    context: Count | None = None  # tokens of each sequence; None: the model's maximum context
 
 
 def time_decode_steps(

@@ -20,10 +20,13 @@ from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Workload
+from workbench.measure.quality.corpora import read_corpus
 from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.settings import Count, Seed
 
 BEGIN, END = "<|begin|>", "<|end|>"
+# half of a corpus; "demo", or no files: the modules held out from the demo model's training; else text files
+TextsSource = Literal["demo", "prose-shape", "prose-verdict", "code-shape", "code-verdict"] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class HeldOutWorkload(Workload):
     """Continue prompts that are cut from texts outside the model's training data."""
 
-    texts: tuple[str, ...] = ()  # text files; without any: the modules held out from the demo model's training
+    texts: TextsSource = "demo"
     prompts: Count = 8
     prompt_tokens: Count = 96
     seed: Seed = 0
@@ -158,13 +161,15 @@ class HeldOutWorkload(Workload):
         return sample_windows(cut_windows(runner.tokenizer, texts, length), self.prompts, self.seed, length), about
 
 
-def read_texts(files: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return texts by name, and a description of their source. Without `files` these are the held-out modules."""
-    if not files:
+def read_texts(source: TextsSource) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return texts by name, and a description of their source."""
+    if not source or source == "demo":
         modules = held_out_modules()
         return modules.texts, {"texts": "held-out modules", "known": modules.num_verified, "listed": modules.num_listed}
+    if isinstance(source, str):
+        return read_corpus(source)
     texts = {}
-    for name in files:
+    for name in source:
         try:
             texts[name] = Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

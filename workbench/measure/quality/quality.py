@@ -6,10 +6,13 @@ Greedy outputs are compared by the first token that differs from the reference o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
+
+from pydantic import Field
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
@@ -34,6 +37,7 @@ from workbench.experiment.verdict import VariantRows
 from workbench.figures.figure import Figure
 from workbench.measure import chart as pareto
 from workbench.measure.predictions import MeasuredHardware, predict_each, roofline_seconds
+from workbench.measure.quality.choices import with_choices
 from workbench.measure.quality.copying import (
     CopyingSettings,
     Snippet,
@@ -50,7 +54,15 @@ from workbench.measure.quality.costs import (
     validate_contexts,
     with_model,
 )
-from workbench.measure.quality.held_out import TextWindow, cut_windows, read_texts, sample_windows
+from workbench.measure.quality.held_out import TextsSource, TextWindow, cut_windows, read_texts, sample_windows
+from workbench.measure.quality.intervals import difference_over_texts
+from workbench.measure.quality.needles import (
+    Haystack,
+    NeedleSettings,
+    make_haystacks,
+    measure_needles,
+    needle_summary,
+)
 from workbench.measure.quality.teacher_forcing import (
     ForcedText,
     ReferenceLogits,
@@ -68,6 +80,8 @@ from workbench.settings import Count, Seed
 from workbench.units import Measure, rate, share
 
 MIN_PROMPT_TOKENS = 16
+PROTOCOL_TEXTS, PROTOCOL_TOKENS, PROTOCOL_QUESTIONS = 200, 100_000, 200  # of a verdict: so many texts or tokens
+MAX_REFERENCE_BYTES = 2**31  # logits of the reference that are held at a time
 
 
 class QualityWorkload(Workload):
@@ -85,6 +99,16 @@ class QualityWorkload(Workload):
         share("copying_*_copied", "copied, depth {}"),
         Measure("copying_*_gain", "copy gain, depth {}", "nats/token", "max"),
         Measure("copying_*_distance", "distance, depth {}", "tokens"),
+        share("choices_right", "choices right"),
+        Measure("choices", "choices"),
+        share("needles_right", "needles right"),
+        share("needles_floor", "right without needles", None),
+        share("needles_*", "needles, {}"),
+        Measure("needle_questions", "needles"),
+        Measure("difference_bits_per_byte_*", "bits/byte, {}", "bits/byte"),
+        Measure("difference_kl_mean_*", "KL, {}", "nats"),
+        Measure("difference_choices_right_*", "choices right, {}"),
+        Measure("difference_needles_right_*", "needles right, {}"),
         Measure("weight_bytes", "weights", "bytes", "min"),
         Measure("kv_bytes", "KV cache", "bytes", "min"),
         Measure("kv_tokens", "cached tokens measured", "tokens"),
@@ -97,13 +121,15 @@ class QualityWorkload(Workload):
         rate("decode_tokens_per_s_*", "decode at {}", "tokens"),
     )
     kind: Literal["quality"] = "quality"
-    texts: tuple[str, ...] = ()  # text files; without any: the modules held out from the demo model's training
+    texts: TextsSource = "demo"
     windows: Count = 12  # number of text windows; the second half of each is scored
     context: Count | None = None  # tokens of a window and of all other measurements; None is the model's maximum
     decode: Count = 64  # number of tokens at the end of each window that are decoded one at a time
     greedy_prompts: Count = 8
     greedy_tokens: Count = 64
     copying: CopyingSettings | None = CopyingSettings()
+    choices: int = Field(0, ge=0)  # questions of each window: which of four words comes next
+    needles: NeedleSettings | None = None
     speed: DecodeSpeedSettings | None = DecodeSpeedSettings()
     pool: PoolSettings | None = PoolSettings()
     seed: Seed = 0
@@ -124,24 +150,35 @@ class QualityWorkload(Workload):
             raise WorkbenchError(f"quality: model {experiment.model.name!r} has no tokenizer and cannot score text")
         texts = QualityTexts.from_workload(self, exact.tokenizer, exact.model.spec.max_position_embeddings)
         on_progress("reference")
-        reference = ReferenceLogits.compute(exact, texts.scored)
+        runners = {name: exact if name == REFERENCE else runner_for(variant) for name, variant in variants.items()}
+        places = {name: TokenDivergences() for name in variants}
+        for first, windows in texts.batches(exact.model.spec.vocab_size):
+            reference = ReferenceLogits.compute(exact, windows, first)
+            for name, runner in runners.items():
+                same = name == REFERENCE  # its result is known from above
+                places[name].extend(self_divergence(reference) if same else measure_divergence(runner, reference))
         spoken = greedy_outputs(exact, texts.prompts, self.greedy_tokens)
-        found = VariantResults([], texts.metadata, {"places": [], "greedy": [], "copying": []})
-        for name, variant in variants.items():
+        floor = measure_needles(exact, [without for _, without in texts.haystacks])
+        found = VariantResults([], texts.metadata, {"places": [], "greedy": [], "copying": [], "needles": []})
+        for name in variants:
             on_progress(name)
-            known = name == REFERENCE  # the reference's own result is known from above
-            runner = exact if known else runner_for(variant)
+            runner = runners.pop(name)
             row: dict[str, Any] = {**described(experiment, name, runner.core.backends)}
             row["weight_bytes"] = runner.model.weight_bytes
-            if predicted and not known:
+            if predicted and name != REFERENCE:
                 row["predicted"] = predicted["variants"][name]
-            places = self_divergence(reference) if known else measure_divergence(runner, reference)
-            row |= cache_bytes(runner, texts.windows[0].ids) | places.summary(texts.scored_bytes)
-            outputs = spoken if known else greedy_outputs(runner, texts.prompts, self.greedy_tokens)
+            row |= cache_bytes(runner, texts.windows[0].ids) | places[name].summary(texts.scored_bytes)
+            outputs = spoken if name == REFERENCE else greedy_outputs(runner, texts.prompts, self.greedy_tokens)
             row |= _greedy(found, name, spoken, outputs)
             if texts.snippets:
                 row |= _copying(found, name, measure_copying(runner, texts.snippets))
-            found.tables["places"] += _columns_as_rows(name, places)
+            if texts.haystacks:
+                needles = measure_needles(runner, [planted for planted, _ in texts.haystacks])
+                found.tables["needles"] += [{"variant": name, **each} for each in needles]
+                row |= needle_summary(needles, floor)
+            if name != REFERENCE:
+                row["difference"] = _differences(found, texts, name, places)
+            found.tables["places"] += _columns_as_rows(name, places[name])
             found.rows.append(row | fits[len(found.rows)])
             del runner
         if self.speed is not None:
@@ -177,6 +214,8 @@ class QualityWorkload(Workload):
             tokens = context * 9 // 10 if self.copying.tokens == "auto" else self.copying.tokens
             lengths[tokens, 1] += self.copying.names * (len(self.copying.depths) + 1)
         served = [ServedRequests(reference_experiment(experiment), lengths), ServedRequests(experiment, lengths)]
+        if self.needles is not None:
+            lengths[context - 1, 1] += 2 * self.needles.texts
         if self.speed is not None:
             steps = self.speed.tokens * (self.speed.rounds + 1)
             for each, dtype in ((reference_experiment(experiment), None), (experiment, self.speed.dtype)):
@@ -184,7 +223,7 @@ class QualityWorkload(Workload):
                 alone = alone.model_copy(update={"schedule": alone.schedule.model_copy(update={"max_num_seqs": 1})})
                 served.append(ServedRequests(alone, dict.fromkeys(((one, steps) for one in self.speed.contexts), 1)))
         logits = self.windows * context // 2 * vocab * 4  # bytes of the reference's logits
-        return WorkloadCost(tuple(served), other_bytes=logits)
+        return WorkloadCost(tuple(served), other_bytes=min(logits, max(MAX_REFERENCE_BYTES, logits // self.windows)))
 
 
 @dataclass(frozen=True)
@@ -194,8 +233,9 @@ class QualityTexts:
     windows: Sequence[TextWindow]
     prompts: Sequence[tuple[int, ...]]
     snippets: Sequence[Snippet]
+    haystacks: Sequence[tuple[Haystack, Haystack]]  # with needles, and without
+    scored: Sequence[ForcedText]  # the windows: the last tokens of each are decoded one at a time, all others prefilled
     metadata: dict[str, Any]
-    num_decoded: int
 
     @classmethod
     def from_workload(cls, workload: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
@@ -221,14 +261,21 @@ class QualityTexts:
                 )
             asked = generate_snippets(tokenizer, workload.copying.names, tokens, workload.copying.depths, workload.seed)
         about |= {"windows": sorted({window.name for window in scored}), "context": context}
-        return cls(scored, [window.ids[:length] for window in beginnings], asked, about, workload.decode)
+        about |= _sizes(workload, scored)
+        forced = [ForcedText(each.ids, each.first_scored, len(each.ids) - workload.decode) for each in scored]
+        forced = with_choices(tokenizer, forced, workload.choices, workload.seed)
+        pairs = []
+        if workload.needles is not None:
+            pairs = make_haystacks(tokenizer, texts, workload.needles, context - 1, workload.seed)
+        prompts = [window.ids[:length] for window in beginnings]
+        return cls(scored, prompts, asked, pairs, forced, about)
 
-    @property
-    def scored(self) -> list[ForcedText]:
-        """Return the windows to score. The last tokens of each are decoded one at a time, all others prefilled."""
-        return [
-            ForcedText(window.ids, window.first_scored, len(window.ids) - self.num_decoded) for window in self.windows
-        ]
+    def batches(self, vocab: int) -> Iterator[tuple[int, Sequence[ForcedText]]]:
+        """Cut the windows into batches whose reference logits fit into memory, each with the index of its first."""
+        longest = max(len(text.ids) - text.first_scored for text in self.scored)
+        size = max(1, MAX_REFERENCE_BYTES // (longest * vocab * 4))
+        for first in range(0, len(self.scored), size):
+            yield first, self.scored[first : first + size]
 
     @property
     def scored_bytes(self) -> int:
@@ -284,6 +331,44 @@ def _copying(found: VariantResults, name: str, rows: Rows) -> dict[str, Any]:
         name: sum(row[key] for row in rows) / len(rows) for name, key in (("copied", "copied"), ("copy_gain", "gain"))
     }
     return {**means, "copying": {str(depth): means for depth, means in mean_by_depth(rows).items()}}
+
+
+def _sizes(workload: QualityWorkload, windows: Sequence[TextWindow]) -> dict[str, Any]:
+    """Return the sizes of a run as one line, and whether they are those of the protocol."""
+    tokens = sum(len(window.ids) - window.first_scored for window in windows)
+    questions = 0 if workload.needles is None else workload.needles.texts * workload.needles.each
+    line = f"{tokens:,} scored tokens in {len(windows)} windows of {len({each.name for each in windows})} texts"
+    enough = len(windows) >= PROTOCOL_TEXTS or tokens >= PROTOCOL_TOKENS
+    if questions:
+        line, enough = f"{line}, {questions} needles", enough and questions >= PROTOCOL_QUESTIONS
+    return {"sizes": line, "enough": enough}
+
+
+def _differences(
+    found: VariantResults, texts: QualityTexts, name: str, places: Mapping[str, TokenDivergences]
+) -> dict[str, dict[str, float]]:
+    """Return the differences of a variant from the reference, with intervals: in bits per byte, KL, right choices and
+    needles."""
+    exact, own = places[REFERENCE], places[name]
+    sources = [texts.windows[text].name for text in own.text]
+    bits = [(q - p) / math.log(2) for p, q in zip(exact.nats, own.nats, strict=True)]
+    per_token = texts.scored_bytes / len(sources)
+    differences = {
+        "bits_per_byte": difference_over_texts(sources, bits, [per_token] * len(bits)),
+        "kl_mean": difference_over_texts(sources, own.kl, [1.0] * len(bits)),
+    }
+    answers = [
+        (source, q - p)
+        for source, p, q in zip(sources, exact.chosen, own.chosen, strict=True)
+        if p is not None and q is not None
+    ]
+    needles = {each: [row for row in found.tables["needles"] if row["variant"] == each] for each in (REFERENCE, name)}
+    found_again = [(q["text"], q["right"] - p["right"]) for p, q in zip(needles[REFERENCE], needles[name], strict=True)]
+    for figure, pairs in (("choices_right", answers), ("needles_right", found_again)):
+        if pairs:
+            units, values = zip(*pairs, strict=True)
+            differences[figure] = difference_over_texts(units, values, [1.0] * len(values))
+    return differences
 
 
 def _columns_as_rows(name: str, places: TokenDivergences) -> Rows:

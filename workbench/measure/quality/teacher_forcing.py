@@ -38,17 +38,18 @@ class ForcedText:
     """A tokenized text to score.
 
     The first `num_prompt_tokens` tokens are the prompt, the others are decoded. Tokens from index `first_scored` on are
-    scored: token i by the logits at position i - 1."""
+    scored: token i by the logits at position i - 1. `rivals` holds wrong choices for some scored tokens, by index."""
 
     ids: tuple[int, ...]
     first_scored: int
     num_prompt_tokens: int
+    rivals: abc.Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_scored < len(self.ids) or not 1 <= self.num_prompt_tokens < len(self.ids):
             raise ValueError(
-                f"{len(self.ids)} tokens: first {self.first_scored} and prefilled {self.num_prompt_tokens} "
-                "must be in 1.."
+                f"{len(self.ids)} tokens: first_scored {self.first_scored}, num_prompt_tokens {self.num_prompt_tokens} "
+                "must be from 1 to below that"
             )
 
 
@@ -76,6 +77,20 @@ def score_texts(runner: Runner, texts: abc.Sequence[ForcedText], on_logits: Logi
         ends = generate(runner, requests)
     for name, end in ends.items():
         check_full_length(end, f"text {name} of {len(texts[int(name)].ids)} tokens")
+
+
+def score_tokens(runner: Runner, texts: abc.Sequence[ForcedText]) -> list[list[tuple[float, bool]]]:
+    """Return for every scored token of each text its log-probability, and whether it is the most likely token."""
+    scores: list[list[tuple[float, bool]]] = [[] for _ in texts]
+
+    def note(index: int, first: int, logits: Tensor) -> None:
+        ids = torch.tensor(texts[index].ids[first : first + len(logits)])
+        logprobs = logits.double().log_softmax(-1).cpu()
+        likely = (logprobs.argmax(-1) == ids).tolist()
+        scores[index] += zip(logprobs.gather(-1, ids[:, None])[:, 0].tolist(), likely, strict=True)
+
+    score_texts(runner, texts, note)
+    return scores
 
 
 class _Scoring:
@@ -137,14 +152,16 @@ def _replaced(runner: Runner, hook: StepHook, sampler: Any) -> Iterator[None]:
 
 @dataclass
 class ReferenceLogits:
-    """Logits of one runner at every scored position: a list of [token, vocab] tensors for each text."""
+    """Logits of one runner at every scored position: a list of [token, vocab] tensors for each text. `first_text` is
+    the index of the first text in the divergences."""
 
     texts: abc.Sequence[ForcedText]
     rows: list[list[Tensor]] = field(default_factory=list, repr=False)
+    first_text: int = 0
 
     @classmethod
-    def compute(cls, runner: Runner, texts: abc.Sequence[ForcedText]) -> ReferenceLogits:
-        found = cls(texts, [[] for _ in texts])
+    def compute(cls, runner: Runner, texts: abc.Sequence[ForcedText], first_text: int = 0) -> ReferenceLogits:
+        found = cls(texts, [[] for _ in texts], first_text)
         score_texts(runner, texts, lambda index, _, logits: found.rows[index].append(logits.cpu().clone()))
         return found
 
@@ -161,17 +178,24 @@ class TokenDivergences:
     """One column for each metric, one row for each scored token.
 
     `nats` is the token's negative log-probability, `kl` is KL(reference || model) in nats, `same_top` is true if both
-    have the same most likely token."""
+    have the same most likely token, `chosen` if the token is likelier than its rivals (None without rivals)."""
 
     text: list[int] = field(default_factory=list)
     token: list[int] = field(default_factory=list)
     nats: list[float] = field(default_factory=list)
     kl: list[float] = field(default_factory=list)
     same_top: list[bool] = field(default_factory=list)
+    chosen: list[bool | None] = field(default_factory=list)
+
+    def extend(self, other: TokenDivergences) -> None:
+        for name, column in vars(other).items():
+            getattr(self, name).extend(column)
 
     def summary(self, num_bytes: int) -> dict[str, float]:
         """Return means and percentiles over the tokens. `num_bytes` is the size of their text in bytes."""
-        return {
+        answers = [each for each in self.chosen if each is not None]
+        choices = {"choices_right": sum(answers) / len(answers), "choices": len(answers)} if answers else {}
+        return choices | {
             "bits_per_byte": math.fsum(self.nats) / math.log(2) / num_bytes,
             "kl_mean": math.fsum(self.kl) / len(self.kl),
             "kl_p99": percentile(self.kl, 99) or 0.0,
@@ -188,31 +212,39 @@ def self_divergence(reference: ReferenceLogits) -> TokenDivergences:
         for first in range(text.first_scored, len(text.ids), MAX_ROWS_PER_COMPARISON):
             ids = torch.tensor(text.ids[first : first + MAX_ROWS_PER_COMPARISON])
             rows = reference.logits_from(index, first, len(ids))
-            append_divergences(places, index, first, rows, rows, ids)
+            append_divergences(places, reference.first_text + index, first, rows, rows, ids, text.rivals)
     return places
 
 
 def measure_divergence(runner: Runner, reference: ReferenceLogits) -> TokenDivergences:
-    """Run the reference's texts through `runner` and compare the logits at every scored position. Holds the logits of
-    one step in memory at a time.
+    """Run the reference's texts through `runner` and compare the logits at every scored position, in the order of the
+    texts. Holds the logits of one step in memory at a time.
 
     Example: `workbench.measure_divergence(runner, reference)`
     """
     places = TokenDivergences()
 
     def note(index: int, first: int, logits: Tensor) -> None:
-        ids = torch.tensor(reference.texts[index].ids[first : first + len(logits)])
-        append_divergences(places, index, first, reference.logits_from(index, first, len(logits)), logits.cpu(), ids)
+        text, exact = reference.texts[index], reference.logits_from(index, first, len(logits))
+        ids = torch.tensor(text.ids[first : first + len(logits)])
+        append_divergences(places, reference.first_text + index, first, exact, logits.cpu(), ids, text.rivals)
 
     score_texts(runner, reference.texts, note)
-    return places
+    order = sorted(range(len(places.text)), key=lambda row: (places.text[row], places.token[row]))  # steps mix texts
+    return TokenDivergences(*([column[row] for row in order] for column in vars(places).values()))
 
 
 def append_divergences(
-    divergences: TokenDivergences, text: int, first: int, reference_logits: Tensor, logits: Tensor, ids: Tensor
+    divergences: TokenDivergences,
+    text: int,
+    first: int,
+    reference_logits: Tensor,
+    logits: Tensor,
+    ids: Tensor,
+    rivals: abc.Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> None:
     """Append one row per scored token to `divergences`, from the logits [token, vocab] of both models and the tokens
-    that follow; computed in float64."""
+    that follow, with wrong choices for some of them; computed in float64."""
     p, q = reference_logits.double().log_softmax(-1), logits.double().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
     divergences.text += [text] * len(ids)
@@ -220,3 +252,6 @@ def append_divergences(
     divergences.nats += (-q.gather(-1, ids[:, None])[:, 0]).tolist()
     divergences.kl += kl.tolist()
     divergences.same_top += (p.argmax(-1) == q.argmax(-1)).tolist()
+    for row, right in enumerate(ids.tolist()):
+        wrong = rivals.get(first + row)
+        divergences.chosen.append(None if wrong is None else bool(q[row, right] > q[row, list(wrong)].max()))

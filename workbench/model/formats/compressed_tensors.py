@@ -134,7 +134,7 @@ def compressed_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, 
             raise WorkbenchError(f"{config.source}: ignore has {wrong!r}, yet the weights of {name} are compressed")
         scheme = _scheme_of(name, schemes)
         if scheme is None:
-            raise WorkbenchError(f"{config.source}: {name} is compressed, and no targets of config_groups have it")
+            raise WorkbenchError(f"{config.source}: {name} is compressed, but no target of config_groups matches")
         found[f"{name}.weight"] = _matrix(name, parts, scheme)
     kinds = dict.fromkeys(_words(scheme) for scheme in schemes)
     return found, f"compressed-tensors {', '.join(kinds)}"
@@ -156,7 +156,7 @@ def _matrix(name: str, parts: dict[str, StoredTensor], scheme: _Scheme) -> Store
         shape = tuple(int(size) for size in module.read("weight_shape"))
         if shape[0] != rows or shape[1] < 1 or -(-shape[1] * scheme.bits // 32) != words:
             raise WorkbenchError(
-                f"{file}: {name}.weight_shape is {list(shape)}, no {[rows, words]} words of {scheme.bits} bits"
+                f"{file}: {name}.weight_shape is {list(shape)}, but words are {[rows, words]} of {scheme.bits} bits"
             )
     else:
         module.only("weight", "weight_scale", *zeros)

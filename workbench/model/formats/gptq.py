@@ -93,7 +93,7 @@ def gptq_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, Stored
         size = columns if group == -1 else group
         groups = -(-columns // size)
         if words * 32 % bits or out * bits % 32:
-            raise WorkbenchError(f"{module.file}: {name}.qweight has shape {[words, out]}, which no {bits} bits fill")
+            raise WorkbenchError(f"{module.file}: {name}.qweight {[words, out]} does not fit codes of {bits} bits")
         module.expect("scales", FLOATS, groups, out)
         module.expect("qzeros", ("I32",), groups, out * bits // 32)
         if "g_idx" in parts:

@@ -42,9 +42,9 @@ def unpacked(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTens
     if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         method = "bitsandbytes"  # older files leave it out
     if not isinstance(method, str) or method not in METHODS:
-        given = "is missing" if method is None else f"{method!r} is not read"
+        given = "is missing" if method is None else f"{method!r} is not supported"
         hint = nearest(method, METHODS) if isinstance(method, str) else ""
-        raise WorkbenchError(f"{config.source}: quant_method {given}; read are {', '.join(METHODS)}{hint}")
+        raise WorkbenchError(f"{config.source}: quant_method {given}; supported: {', '.join(METHODS)}{hint}")
     found, words = METHODS[method](config, stored)
     if not found:
         raise WorkbenchError(f"{config.source}: says {method}, and no tensor has this format; remove the key")

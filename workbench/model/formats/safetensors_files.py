@@ -74,7 +74,7 @@ class SafetensorsTensor(StoredTensor):
         if self.dtype in FLOAT_DTYPES:
             return None
         known = ", ".join(FLOAT_DTYPES)
-        return f"is stored as {self.dtype}; read are {known}, and others where quantization_config says how"
+        return f"is stored as {self.dtype}; supported: {known}, others with quantization_config"
 
 
 def stored_tensors(folder: Path) -> dict[str, SafetensorsTensor]:

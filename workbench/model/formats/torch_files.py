@@ -36,7 +36,7 @@ class TorchTensor(StoredTensor):
         return self.mapped
 
     def problem(self) -> str | None:
-        return None if self.dtype in FLOAT_DTYPES else f"is stored as {self.dtype}; read are {', '.join(FLOAT_DTYPES)}"
+        return None if self.dtype in FLOAT_DTYPES else f"has type {self.dtype}; supported: {', '.join(FLOAT_DTYPES)}"
 
 
 def torch_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -64,7 +64,7 @@ def read_torch_file(file: Path) -> dict[str, StoredTensor]:
         raise WorkbenchError(f"{file}: holds no mapping of names to tensors")
     other = next((name for name, tensor in found.items() if type(tensor) is not Tensor), None)
     if other is not None:
-        raise WorkbenchError(f"{file}: {other} is no tensor")
+        raise WorkbenchError(f"{file}: {other} is not a tensor")
     for name, tensor in found.items():
         if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < tensor.nbytes:
             raise WorkbenchError(

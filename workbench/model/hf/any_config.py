@@ -72,7 +72,7 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
         except WorkbenchError as error:
             remarks.append(f"counted from common config fields, since the model cannot be read in full ({error})")
     else:
-        remarks.append(f"family {family!r} is not read: counted from common config fields, without biases")
+        remarks.append(f"family {family!r} is not supported: counted from common config fields, without biases")
     return _shared_fields(ConfigFields(config, str(file)), name, remarks), remarks
 
 

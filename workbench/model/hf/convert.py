@@ -130,7 +130,7 @@ def _check(format: WeightFormat, tied: bool, target: Path) -> None:
 def _check_rows(parameter: StoredParameter) -> None:
     for part in parameter.parts:
         if part.layout is not None and not (isinstance(part.layout, RowLayout) and not part.layout.transposed):
-            raise WorkbenchError(f"{part.name} is stored transposed: no reader understands it quantized")
+            raise WorkbenchError(f"{part.name} is stored transposed: quantized it cannot be read")
 
 
 def _packed(module: str, kind: str, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -63,7 +63,7 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
     kind = PLAIN.get(dtype, "F32") if weights == "dense" else SAME_AS.get(weights, weights.upper())
     if kind not in WRITTEN_TYPES:
         known = ", ".join(each.lower() for each in WRITTEN_TYPES)
-        raise WorkbenchError(f"--weights {weights}: GGUF is written as {known}, or dense")
+        raise WorkbenchError(f"--weights {weights}: supported for GGUF: {known}, or dense")
     if target.suffix != ".gguf" or target.exists():
         raise WorkbenchError(f"{target}: " + ("is there already" if target.exists() else "must be called NAME.gguf"))
     spec, checkpoint = read_spec(source), open_checkpoint(source)
@@ -103,7 +103,7 @@ def _architecture(checkpoint: Checkpoint) -> tuple[str, Architecture]:
     name = RELATIVES.get(family) or named.get(family)
     if name is None:
         known = ", ".join(sorted({*named, *RELATIVES}))
-        raise WorkbenchError(f"{checkpoint.path}: {family} is not written as GGUF; written now: {known}")
+        raise WorkbenchError(f"{checkpoint.path}: {family} cannot be written as GGUF; supported: {known}")
     return name, ARCHITECTURES[name]
 
 
@@ -126,7 +126,7 @@ def _metadata(spec: ModelSpec, architecture: Architecture) -> dict[str, Any]:
     first = spec.layers[0]
     a: Any = first.attention
     if a.kind != "grouped":
-        raise WorkbenchError(f"{spec.name}: latent attention is not written as GGUF")
+        raise WorkbenchError(f"{spec.name}: latent attention cannot be written as GGUF")
     eps = "attention.layer_norm_epsilon" if spec.norm.kind == "layer" else "attention.layer_norm_rms_epsilon"
     found: dict[str, Any] = {
         "block_count": len(spec.layers),

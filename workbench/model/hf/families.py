@@ -72,10 +72,10 @@ def find_family(fields: ConfigFields) -> Family:
     found = (FAMILIES.get(name) or registered(name)) if isinstance(name, str) else None
     if isinstance(found, Family):
         return found
-    given = "is missing" if name is None else f"{name!r} is not read"
+    given = "is missing" if name is None else f"{name!r} is not supported"
     hint = nearest(name, FAMILIES) if isinstance(name, str) else ""
     own = "; `workbench model new-family` begins one of your own" if isinstance(name, str) else ""
-    raise WorkbenchError(f"{fields.source}: model_type {given}; read now: {', '.join(FAMILIES)}{hint}{own}")
+    raise WorkbenchError(f"{fields.source}: model_type {given}; supported: {', '.join(FAMILIES)}{hint}{own}")
 
 
 def read_names(fields: ConfigFields) -> CheckpointNames:
@@ -142,7 +142,7 @@ def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer:
     if spec.norm != NormSpec(eps=spec.norm.eps):
         raise WorkbenchError(f"{spec.name}: a Llama config has a plain root-mean-square norm, the spec {spec.norm}")
     if spec.rotary.scaling.by_length:
-        raise WorkbenchError(f"{spec.name}: {spec.rotary.scaling.kind} rotary scaling is not written")
+        raise WorkbenchError(f"{spec.name}: {spec.rotary.scaling.kind} rotary scaling cannot be written")
     for name, field in type(spec).model_fields.items():
         if name not in sizes and getattr(spec, name) != field.default:
             raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(spec, name)}")

@@ -87,7 +87,7 @@ def layer_norm(config: ConfigFields, key: str = "layer_norm_eps", eps: float = 1
 
 
 def renamed(config: ConfigFields, **names: str) -> ConfigFields:
-    """Return the config with renamed fields; `names` has the family's name for each of ours."""
+    """Return the config with fields under our names; `names` maps each to the family's name."""
     values = dict(config.values)
     for ours, theirs in names.items():
         if theirs in values and values.get(ours) is None:

@@ -84,7 +84,7 @@ class ShortConvSpec(RecurrentSpec):
     kind: Literal["short_conv"] = "short_conv"
     channels: Annotated[int, Field(ge=1)]
     kernel: Annotated[int, Field(ge=2)] = 3
-    bias: bool = False  # on the convolution and both projections
+    bias: bool = False  # biases on the convolution and both projections
 
     @property
     def input_columns(self) -> int:
@@ -189,8 +189,8 @@ class Mamba2Spec(RecurrentSpec):
     bias: bool = False  # biases on both projections
     o_proj_bias: bool | None = None  # bias of the output projection; None: as `bias`
     conv_bias: bool = True
-    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # whether the output is normalized by group
-    eps: Annotated[float, Field(gt=0)] = 1e-5  # eps of that norm
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # norm of the output, by group
+    eps: Annotated[float, Field(gt=0)] = 1e-5  # eps of the output norm
     # Factors of the projection's columns (Falcon-H1): gate, inputs, both directions (in, out), step sizes.
     column_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 

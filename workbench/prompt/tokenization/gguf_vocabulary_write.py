@@ -47,7 +47,7 @@ def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> tuple[dict[str, Any]
     """
     state = json.loads(tokenizer.to_json())
     if state["model"]["type"] != "BPE":
-        raise WorkbenchError(f"its model is {state['model']['type']}; only BPE is written")
+        raise WorkbenchError(f"its model is {state['model']['type']}; only BPE is supported")
     if len(tokenizer.bos_token_ids) > 1:
         raise WorkbenchError(f"it puts {len(tokenizer.bos_token_ids)} tokens before a text; GGUF stores only one")
     if tokenizer.vocab_size > rows:
@@ -90,7 +90,7 @@ def _entries(tokenizer: Tokenizer, state: Mapping[str, Any], rows: int) -> tuple
 def _byte_level(state: Mapping[str, Any], entries: list[str], kinds: list[int]) -> tuple[dict[str, Any], list[str]]:
     model = state["model"]
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise WorkbenchError("its entries have a prefix or suffix by their place in a word")
+        raise WorkbenchError("its entries have a prefix or suffix that shows their place in a word")
     rule = {"normalizer": state["normalizer"], "words": _words(state["pre_tokenizer"])}
     name = next((name for name, known in _named_rules().items() if known == (rule, model["ignore_merges"])), None)
     if name is None:
@@ -162,7 +162,7 @@ def _space_prefix(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
         if step["replacement"] == SPACE and not step.get("split", True):
             prefix = step["prepend_scheme"] != "never"
             return prefix, [PREFIX_NOTE] if prefix else []
-    raise WorkbenchError("it changes a text before it is cut by more than marks for spaces and one before the text")
+    raise WorkbenchError("it changes a text in more ways than by marks for its spaces and its beginning")
 
 
 def _gemma_words() -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ class _Members:
                 self._expect(",")
             name = self._value()
             if not isinstance(name, str) or name in names:
-                raise ValueError(f"the name {name!r:.80} is no text, or is given twice")
+                raise ValueError(f"the name {name!r:.80} is not a text, or is given twice")
             names.add(name)
             self._expect(":")
             if name == REQUESTS and self._takes("["):

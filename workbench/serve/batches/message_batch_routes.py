@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +37,7 @@ class MessageBatch:
     tenant: str
     describe: Any  # returns an ApiError in the protocol's shape
     results: FileWriter
-    _work: BatchWork | None = None
-
-    @property
-    def work(self) -> BatchWork:
-        assert self._work is not None, "a batch begins before it is added"
-        return self._work
-
-    def begin(self, work: BatchWork) -> None:
-        self._work = work
+    work: BatchWork = field(init=False)  # set before the batch is added to a store
 
     def write(self, result: ItemResult, must: bool) -> None:
         """Write a result line; with `must`, even if it exceeds the budget of bytes."""
@@ -113,7 +105,7 @@ def message_batch_routes(service: Service, store: BatchStore) -> APIRouter:
         results = store.files.writer(caller.tenant, "", "message_results")
         id = f"msgbatch_{secrets.token_hex(12)}"
         found = MessageBatch(id, caller.tenant, lambda e: dialect.error(e, "")[1], results)
-        found.begin(BatchWork(service, store.slots, caller, requests, found.write, found.finish))
+        found.work = BatchWork(service, store.slots, caller, requests, found.write, found.finish)
         store.add(found)
         return json_response(200, found.as_json(_base(request)), ignored_header(ignored))
 

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
@@ -90,15 +90,7 @@ class OpenAIBatch:
     model: str | None
     results: ResultFiles
     store: BatchStore
-    _work: BatchWork | None = None
-
-    @property
-    def work(self) -> BatchWork:
-        assert self._work is not None, "a batch begins before it is added"
-        return self._work
-
-    def begin(self, work: BatchWork) -> None:
-        self._work = work
+    work: BatchWork = field(init=False)  # set before the batch is added to a store
 
     def write(self, result: ItemResult, must: bool) -> None:
         """Write a result line; with `must`, even if it exceeds the budget of bytes. A canceled item has no line."""
@@ -229,7 +221,7 @@ def openai_batch_routes(service: Service, store: BatchStore) -> APIRouter:
                 results.discard()
                 raise
         found = OpenAIBatch(id, caller.tenant, asked, min(models, default=None), results, store)
-        found.begin(BatchWork(service, store.slots, caller, requests, found.write, found.finish))
+        found.work = BatchWork(service, store.slots, caller, requests, found.write, found.finish)
         store.add(found)
         return json_response(200, found.as_json(), ignored_header(ignored))
 
@@ -301,7 +293,7 @@ def page(listed: list[dict[str, Any]], limit: int, after: str, before: str = "")
     wrong limit).
     """
     if after and before:
-        raise ApiError("invalid_request_error", "before_id: give after_id or before_id", "before_id")
+        raise ApiError("invalid_request_error", "before_id: give after_id or before_id, not both", "before_id")
     if before:
         found = page(listed[::-1], limit, before)
         return {**found, "data": found["data"][::-1], "first_id": found["last_id"], "last_id": found["first_id"]}

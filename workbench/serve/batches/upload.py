@@ -112,7 +112,7 @@ def read_form(body: bytes | mmap.mmap, content_type: str) -> dict[str, UploadFie
         if "name" in values:
             name = values["name"]
             if name in fields:
-                raise ApiError("invalid_request_error", f"{name[:80]}: stands twice in the form", name[:80])
+                raise ApiError("invalid_request_error", f"{name[:80]}: is given twice in the form", name[:80])
             if len(fields) == MAX_FIELDS:
                 raise _malformed(f"it has more than {MAX_FIELDS} fields")
             fields[name] = UploadField(values.get("filename", ""), end + 4, stop)

@@ -65,7 +65,7 @@ class CallRecorder:
         self._shown: dict[int, _ShownChoice] = {}
 
     def take(self, pieces: Iterable[Piece]) -> None:
-        """Take the next pieces of the call, in order."""
+        """Record the next pieces of the call's answers, in the order in which the server sends them."""
         for piece in pieces:
             shown = self._shown.setdefault(piece.choice, _ShownChoice())
             if isinstance(piece, PromptRead):

@@ -37,7 +37,7 @@ class GeneratedTurns:
             model: the model that generated it.
             conversation: the conversation before it, with or without tokens.
             shown: its text and calls as shown to the client.
-            made: the same turn as generated, with its tokens.
+            made: the turn as the model generated it, with its tokens.
             name: name of the answer, `call_id` or `call_id.choice`.
         """
         before = list(_digests(model, conversation))[-1]

@@ -151,8 +151,8 @@ class ServerSnapshot:
     """A server's work at `time`, and in the `window` seconds before.
 
     Args:
-        time: moment on the runner's clock.
-        wall_time: the same moment, in seconds since 1970.
+        time: moment of the snapshot on the runner's clock.
+        wall_time: moment of the snapshot, in seconds since 1970.
         window: length in seconds of the window of latencies, rates and cache hits.
         model: the served name or names.
         uptime: seconds since the server started.

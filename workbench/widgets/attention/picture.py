@@ -71,7 +71,7 @@ def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str], width: f
             alike = [t for t in thumbs[place : place - place % across + across] if t.kv_head == thumb.kv_head]
             end = x + each * len(alike) - GAP
             parts.append(svg.path([(x, y + 12), (x, y + 7), (end, y + 7), (end, y + 12)]))
-            parts.append(svg.text(x + 1, y + 4, f"keys {thumb.kv_head}", font_size=10))
+            parts.append(svg.text(x + 1, y + 4, f"KV head {thumb.kv_head}", font_size=10))
         parts.append(svg.rect(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, fill="url(#wb-unseen)"))
         parts.append(_image(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, thumb.cells))
         parts.append(

@@ -144,7 +144,7 @@ def _call(part: ChatPart, name: str, running: bool) -> str:
     arguments = json.dumps(part.arguments, ensure_ascii=False)
     head = svg.tag("code", svg.tag("span", escape(part.name), class_="name"), f"({escape(_short(arguments))})")
     if part.result is None:
-        after = svg.tag("small", " running …" if running else " not carried out", role="status")
+        after = svg.tag("small", " running …" if running else " not run", role="status")
         return svg.tag("div", head, after, class_="wb-call")
     took = svg.tag("small", f" {format_seconds(part.seconds)}") if part.seconds else ""
     if part.error:

@@ -147,9 +147,8 @@ def draw_latency(log: BenchLog, across: Scale, y: float, title: str, series: Tim
     for value in up.ticks(3):
         parts += [
             svg.line(LEFT, up(value), across.end, up(value), class_="grid"),
-            svg.text(LEFT - 8, up(value) + 4, format_seconds(value), class_="s faint e")
-            if up(value) > y + 36 else "",
-        ]  # fmt: skip
+            svg.text(LEFT + 4, up(value) - 2, format_seconds(value), class_="s faint over"),
+        ]
     labels = []
     for q, line, (css, dashes, wide) in zip(PERCENTILES, cuts, QUANTILE_LINES, strict=True):
         d, gap = "", True

@@ -113,7 +113,7 @@ class MemoryCalculator(PictureWidget):
         stacks = [self._bar(name) for name in FORMATS]
         title = f"{self._spec.name}: {self._spec.num_parameters:,} parameters"
         caption = (
-            f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
+            f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; one bar per cache format"
         )
         head = f"<p><b>{escape(title)}</b><br>{escape(caption)}</p>"
         bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {caption}", self.width)

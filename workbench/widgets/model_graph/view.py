@@ -238,7 +238,7 @@ class ModelGraph(PictureWidget):
             )
         able = "".join(f"<li>{escape(name)}: {escape(reason) or 'yes'}</li>" for name, reason in capabilities(runner))
         fold = (
-            f'<details data-fold="capabilities"><summary>Backends that can carry out this model and cache</summary>'
+            f'<details data-fold="capabilities"><summary>Backends that can run this model and cache</summary>'
             f"<p>Chosen: {escape(runner.core.backends.reason)}</p><ul>{able}</ul></details>"
         )
         about = "".join(f"<p>{escape(line)}</p>" for line in lines)

@@ -25,8 +25,9 @@ STYLE = (
     ".wb-figures span{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
 )
 # With `column-reverse` a scrolling element stays at its end, in exports too; the margin keeps a short text at the top.
+# Nine lines of `GENERATED_STYLE` and half of its padding: the first line in sight is whole, and none of that above it.
 TEXT_STYLE = (
-    ".wb-text-place{display:flex;flex-direction:column-reverse;height:19em;overflow:auto}"
+    ".wb-text-place{display:flex;flex-direction:column-reverse;height:calc(9*23.4px + 2px);overflow:auto}"
     ".wb-pic .wb-text-place pre.wb-tokens{flex:none;max-height:none;overflow:visible;margin-bottom:auto}"
     ".wb-pic .wb-both{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:12px}"
     ".wb-pic .wb-both h4{margin:0;font-size:13px}@media print{.wb-text-place{height:auto}}"

@@ -47,7 +47,7 @@ def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[i
         mark, meaning = TOKEN_MARKS[piece.kind]
         kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.verification == shown else piece.kind
         tip = (
-            f"check {piece.verification}"
+            f"verification {piece.verification}"
             + (f", draft {piece.draft_position}" if piece.draft_position else "")
             + f": {meaning}"
         )
@@ -91,7 +91,7 @@ def draw_table(figures: Mapping[str, Any], speeds: SpeculationSpeed | None, same
         ("verifications", f"{figures['verifications']:,}"),
         ("drafted, accepted", f"{figures['drafted_tokens']:,}, {figures['accepted_tokens']:,}"),
         ("acceptance rate", "" if rate is None else format_percent(rate)),
-        ("mean acceptance length", "" if length is None else f"{length:.2f} tokens a check"),
+        ("mean acceptance length", "" if length is None else f"{length:.2f} tokens a verification"),
     ]
     if speeds is None:
         rows += [("speed-up", f"not known: {speed_reason}")]

@@ -37,13 +37,13 @@ class SpeculationView(PictureWidget):
     until then. `SpeculationView(record)` shows a recorded run, given as a record, its folder or events; `plain` is a
     run without drafts to compare with.
 
-    `check` is the number of the shown verification, `sequence` the request. `tokenizer` decodes the tokens of records
+    `verification` is the number of the shown one, `sequence` the request. `tokenizer` decodes the tokens of records
     and events (default: the tokenizer of a record's model). `sampling` are parameters of the request (default:
     greedy); `rounds` is the number of timed runs of each kind (0: no plain run).
     """
 
     engine_fields = ("_comparison",)
-    check = traitlets.Int(0)
+    verification = traitlets.Int(0)
     sequence = traitlets.Unicode()
 
     def __init__(
@@ -71,7 +71,7 @@ class SpeculationView(PictureWidget):
         self.redraw()
         if self._comparison is not None:
             self._comparison.begin(self._on_change, self._ended)
-        self.watch("check", "sequence")
+        self.watch("verification", "sequence")
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class SpeculationView(PictureWidget):
             if self._problem:
                 raise WorkbenchError(self._problem)
             verifications = self._run.verifications_of(self.sequence)
-            shown = min(self.check, len(verifications))
+            shown = min(self.verification, len(verifications))
             figures = speculation_figures(self._run)
             parts = [draw_table(figures, self.speeds, self._output_difference(), self._speed_reason())]
             if 1 <= shown <= len(verifications):
@@ -188,7 +188,7 @@ class SpeculationView(PictureWidget):
 
     def _controls(self) -> None:
         grows = self._comparison is not None
-        self.steps = Recorded(self, "check", grows=grows, follow=grows)
+        self.steps = Recorded(self, "verification", grows=grows, follow=grows)
         self._who = ipywidgets.Dropdown(description="request", style={"description_width": "6em"})
         self._halt = button(self.stop, "Stop", tooltip="end the runs")
         self._who.observe(lambda change: change["new"] and self.set_trait("sequence", change["new"]), "value")
@@ -200,13 +200,13 @@ class SpeculationView(PictureWidget):
 
     def _pick(self, key: str) -> None:
         if key.startswith("k"):  # a token's key; keys of bars serve the keyboard's focus only
-            self.check = int(key[1:])
+            self.verification = int(key[1:])
 
     def _chosen(self, name: str) -> None:
         if name in self._who.options:
             self._who.value = name
         self.steps.extend(0, len(self._run.verifications_of(name)))
-        self.check = self.steps.last
+        self.verification = self.steps.last
 
     @traitlets.validate("sequence")
     def _known(self, proposal: Any) -> str:

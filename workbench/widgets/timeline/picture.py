@@ -77,7 +77,7 @@ def draw_timeline(tracks: Tracks, view: TimeView, chosen: int = -1, width: float
     high_body = max(1.0, side * len(drawn))
     bottom = y + high_body if few else y
     head += [place_axis(across, 16, bottom, begin), draw_marks(view, across, 16, bottom) if marks else ""]
-    title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
+    title = f"Timeline: requests {len(tracks.requests)}, steps {len(tracks.steps)}"
     style = svg.tag("style", STYLE)
     if few:
         place = svg.group(*body, transform=f"translate(0,{svg.format_coordinate(y)})")
@@ -181,17 +181,23 @@ def draw_request(tracks: Tracks, track: Track, across: Scale, y: float, side: fl
         "preempted": ("sb", y + gap, high), "chunk": ("ch", y + gap, high),
         "round": ("rd", y + gap, high), "wait": ("qu", y + side / 2 - 2, 4.0), "call": ("ca", y + 4, high - 4),
     }  # fmt: skip
+    bars = {kind: list(merge_slices(by_kind[kind], across)) for kind in shapes}
+    covers = [*bars["preempted"], *bars["chunk"]]  # drawn over the bar of the decode
     for kind, (css, top, tall) in shapes.items():
-        for bar in merge_slices(by_kind[kind], across):
+        for bar in bars[kind]:
             tip = bar_tip(name, bar, track)
             place = f"{css}:{key}:{_nanos(tracks, bar.slices[0].begin)}"
             parts.append(svg.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=place, tabindex=-1))
-            if kind == "preempted":
-                parts.append(svg.tag("path", class_="cross", d=_crosses(bar, top, tall)))
-            caption = bar_text(bar)
-            if bar.wide > 6 * len(caption) + 4 and side > 11 and kind not in ("queue", "prefill", "wait"):
+            caption, middle = bar_text(bar), bar.x + bar.wide / 2
+            room = 6 * len(caption) + 4
+            hidden = kind == "decode" and any(
+                abs(each.x + each.wide / 2 - middle) < (each.wide + room) / 2 for each in covers
+            )
+            if bar.wide > room and side > 11 and kind not in ("queue", "prefill", "wait") and not hidden:
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
-                labels.append(svg.text(bar.x + bar.wide / 2, top + tall / 2 + 3, caption, class_=ink))
+                labels.append(svg.text(middle, top + tall / 2 + 3, caption, class_=ink))
+            elif kind == "preempted":
+                parts.append(svg.tag("path", class_="cross", d=_crosses(bar, top, tall)))
     return "".join([*parts, _tokens(track, across, y + gap + inset, high - 2 * inset), *labels])
 
 

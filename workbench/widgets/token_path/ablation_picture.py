@@ -69,7 +69,7 @@ def _switch(x: float, y: float, wide: float, label: str, off: bool, key: str, na
 
 
 def draw_texts(prompt: str, found: Continuations, any_off: bool) -> str:
-    """Draw both texts, one below the other, and their first difference."""
+    """Draw the text without and with switched-off layers, one below the other, and their first difference."""
     at = found.first_difference
     parts = [_text("as it is", prompt, found.engine, None)]
     if found.error:

@@ -43,7 +43,7 @@ def draw_lens(
         after = f"after layer {cell.layer - 1}" if cell.layer else "embedding"
         label = f"{cell.text}, {format_percent(cell.probability)}"
         parts.append(svg.group(
-            svg.rect(x, y, wide - 3, row - 3, rx=2, class_="c0", fill_opacity=round(0.06 + 0.5 * cell.probability, 3)),
+            svg.rect(x, y, wide - 3, row - 3, rx=2, class_="c4", fill_opacity=round(0.1 + 0.5 * cell.probability, 3)),
             svg.text(x + 5, y + 13, truncate_to_width(cell.text, room), class_="mono", font_size=11),
             svg.text(*((x + wide - 7, y + 13) if low else (x + 5, y + 28)), format_percent(cell.probability),
                      text_anchor="end" if low else None, font_size=11, class_="faint"),

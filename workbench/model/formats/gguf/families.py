@@ -284,10 +284,10 @@ def architecture_of(file: GGUFFile) -> Architecture:
         raise WorkbenchError(f"{file.path}: holds a {kind}, not a model")
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        given = "is missing" if name is None else f"{name!r} is not read"
+        given = "is missing" if name is None else f"{name!r} is not supported"
         known = ", ".join(ARCHITECTURES)
         raise WorkbenchError(
-            f"{file.path}: general.architecture {given}; read now: {known}{nearest(str(name), ARCHITECTURES)}"
+            f"{file.path}: general.architecture {given}; supported: {known}{nearest(str(name), ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
 

@@ -167,7 +167,7 @@ class GGUFFile:
             )
         if version not in VERSIONS:
             raise WorkbenchError(
-                f"{self.path}: is GGUF of version {version}; read are {' and '.join(map(str, VERSIONS))}"
+                f"{self.path}: is GGUF of version {version}; supported: {' and '.join(map(str, VERSIONS))}"
             )
         return version
 
@@ -197,7 +197,7 @@ class GGUFFile:
     def _name(self, what: str) -> str:
         start = self._skip(what)
         if not 0 < self._at - start <= MAX_NAME_BYTES:
-            raise self.damaged(f"has {what} of {self._at - start:,} bytes; right are 1 to {MAX_NAME_BYTES:,}")
+            raise self.damaged(f"has {what} of {self._at - start:,} bytes; must be 1 to {MAX_NAME_BYTES:,}")
         try:
             name = str(self.bytes[start : self._at], "utf-8")
         except UnicodeDecodeError:
@@ -246,13 +246,13 @@ class GGUFFile:
         name = self._name("a tensor's name")
         (dimensions,) = self._read("<I", f"the shape of {name}")
         if not 0 < dimensions <= MAX_DIMENSIONS:
-            raise self.damaged(f"{name} has {dimensions} dimensions; right are 1 to {MAX_DIMENSIONS}")
+            raise self.damaged(f"{name} has {dimensions} dimensions; must be 1 to {MAX_DIMENSIONS}")
         *innermost_first, kind, offset = self._read(f"<{dimensions}QIQ", f"the shape of {name}")
         if kind not in BLOCK_TYPES:
             if kind not in UNREAD_TYPES:
                 raise self.damaged(f"{name} is stored as type {kind}, which is unknown")
             known = ", ".join(each.name for each in BLOCK_TYPES.values())
-            raise WorkbenchError(f"{self.path}: {name} is stored as {UNREAD_TYPES[kind]}; read are {known}")
+            raise WorkbenchError(f"{self.path}: {name} is stored as {UNREAD_TYPES[kind]}; supported: {known}")
         info = GGUFTensor(name, BLOCK_TYPES[kind], tuple(reversed(innermost_first)), offset)
         if min(info.shape) < 1 or info.shape[-1] % info.type.values:
             right = "positive" if info.type.values == 1 else f"positive, the last a multiple of {info.type.values}"

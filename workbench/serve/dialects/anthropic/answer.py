@@ -57,7 +57,7 @@ class MessageWriter:
     signer: ThoughtSigner
     block: dict[str, Any] | None = None  # the open block, as it began
     index: int = -1  # index of the latest block
-    thought: list[str] = field(default_factory=list)  # of the open block
+    thought: list[str] = field(default_factory=list)  # pieces of the open block's thought
     ended: Ended | None = None
     started: bool = False
 

@@ -119,7 +119,7 @@ class Message(Part):
 
 
 class ToolDeclaration(Part):
-    """A tool. With `strict` its whole schema is enforced, or refused."""
+    """A tool that the model may call. With `strict` calls match its whole schema, or the request is refused."""
 
     name: str
     input_schema: dict[str, Any]

@@ -82,7 +82,7 @@ class StructuredOutputs(Part):
     json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = None  # in Lark syntax
+    grammar: str | None = None  # a grammar in Lark syntax
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **dict.fromkeys(

@@ -157,7 +157,7 @@ def _refuse_other_tools(tool: Any) -> Any:
 
 
 class FunctionTool(Part):
-    """A function. With `strict` its whole schema is enforced, or refused."""
+    """A function that the model may call. With `strict` calls match its whole schema, or the request is refused."""
 
     type: Literal["function"]
     name: str
