@@ -10,34 +10,34 @@ from tools.site import events, records, zoo
 from tools.site.blocks import BLOCKS, guides
 from tools.structure import ROOT
 from workbench.claims.comparison import FIGURES
+from workbench.claims.summary import LawCount, Summary, store_summaries
 
 ENTRY = """
 technique: Quest
 kind: attention
 paper: "Tang et al., 2024: Quest (arXiv:2406.10774)"
 use: {attention.sliding_window: 64}
-claim: "The pages with the largest bounds hold what counts."
+says: "The pages with the largest bounds hold what counts."
 rule: "kl <= 0.02 and bytes_ratio <= 0.8"
 held: "At 4,096 tokens it does."
 """
 SOURCE = (
     '"""Quest: read pages whose keys may score high.\n\nAs so:\n\n    bound = sum max(q * low, q * high)\n"""\nx = 1\n'
 )
-RECORD = {
-    "name": "quest", "date": "2026-01-02T00:00:00", "machine": "Zen 5, 2 cores", "outcome": "refuted", "reason": "",
-    "figures": {"kl": 0.0123456, "bytes_ratio": 1.0}, "laws": {"tried": 4, "broken": []}, "backends": {},
-    "others_cpu_share": 0.0, "entry": {}, "experiment": {},
-}  # fmt: skip
+SUMMARY = Summary(
+    "technique", {"kl": 0.0123456, "bytes_ratio": 1.0}, "demo", "Zen 5, 2 cores", date="2026-01-02T00:00:00",
+    others_cpu_share=0.0, laws=LawCount(4),
+)  # fmt: skip
 
 
 def plant(root: Path) -> Path:
     folder = root / "experiments" / "zoo"
-    (folder / "records").mkdir(parents=True)
+    folder.mkdir(parents=True)
     for name, technique, kind in (("quest", "Quest", "attention"), ("tova", "TOVA (KV)", "eviction")):
         settings = ENTRY.replace("technique: Quest", f"technique: {technique}").replace("attention\n", f"{kind}\n")
         (folder / f"{name}.yaml").write_text(settings)
         (folder / f"{name}.py").write_text(SOURCE)
-    (folder / "records" / "quest.json").write_text(json.dumps(RECORD))
+    store_summaries(folder / "quest.yaml", [SUMMARY])
     return root
 
 
