@@ -61,7 +61,7 @@ BOUNDS: dict[str, Weight] = {
     "workbench/figures": Weight(5_120),  # issue 39: charts, out of reports, measure and widgets
     "workbench/engine": Weight(34_800),  # 31,100 before: issue 36, a request and its neighbours run again
     "workbench/executors": Weight(29_550),  # 28,400 before: issue 36, a program of the user's own
-    "workbench/experiment": Weight(3_970),  # 5,300 before issue 39: a workload is a file of measure
+    "workbench/experiment": Weight(3_980),  # 5,300 before issue 39: a workload is a file of measure
     "workbench/gateway": Weight(24_950),  # issue 39: 26,500 before, rules by regex
     "workbench/inspect": Weight(15_600),
     "workbench/kv_cache": Weight(28_500),

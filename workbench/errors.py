@@ -71,8 +71,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def require_tuple(values: object, kind: type, name: str) -> None:
-    """Raise TypeError, with `name`, unless `values` is a tuple of `kind`."""
-    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+    """Raise TypeError, with `name`, unless `values` is a tuple or list of `kind`."""
+    if not isinstance(values, tuple | list) or not all(isinstance(value, kind) for value in values):
         raise TypeError(f"{name} must be a tuple of {kind.__name__} values; one alone is written (VALUE,)")
 
 

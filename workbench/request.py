@@ -89,7 +89,7 @@ class SamplingParameters(Displayable, Settings):
     beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
     search: CustomPart | None = None  # user-defined search (see decoding/search.py)
     length_penalty: float = 1.0  # for beams: a text's score is log-probability / tokens ** length_penalty
-    early_stopping: bool | Literal["never"] = False  # for beams: end at n finished texts (see decoding/beams.py)
+    early_stopping: bool | Literal["never"] = False  # for beams: end at `beams` finished texts (see decoding/beams.py)
     stop: tuple[str, ...] = ()  # texts that end the output and are removed from it
     stop_token_ids: tuple[int, ...] = ()  # further token ids that end the output
     max_tokens: Count = 128  # maximum number of output tokens

@@ -154,7 +154,8 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def who_came_first_is_placed_first(self) -> None:
-        orders = [each.order for each in self.front.submissions.waiting] if hasattr(self, "front") else []
+        waiting = self.front.submissions.waiting if hasattr(self, "front") else []
+        orders = [(each.arrival, each.order) for each in waiting]
         assert orders == sorted(orders)
 
     def teardown(self) -> None:

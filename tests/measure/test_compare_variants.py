@@ -87,8 +87,8 @@ ROWS = "VariantResults([{'variant': 'one'}], {})"
         ("predict", "1 / 0", r"mine.py:Mine: must measure .*: ZeroDivisionError: .* \(.*mine.py, line 7\)$"),
         (
             "measures",
-            "(Measure('lost'),)",
-            "no row has its measure 'lost'; the rows have variant; the measured rows are in",
+            "(Measure('varaint'),)",
+            "no row has its measure 'varaint'; did you mean 'variant'.; the measured rows are in",
         ),
         ("chart", "0", "mine.py:Mine: chart must return a figure or None: .*'int'.*; the measured rows are in"),
         ("chart", "rows[0]['m']", r"mine.py:Mine: chart must .*: KeyError: 'm' \(.*mine.py, line 9\); the measured"),

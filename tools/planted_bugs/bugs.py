@@ -191,7 +191,7 @@ BUGS = (
     PlantedBug(
         "cluster: a request that lost its replica waits behind newer ones",
         "workbench/cluster/submissions.py",
-        "bisect.insort(self.waiting, each, key=lambda other: other.order)",
+        "bisect.insort(self.waiting, each, key=lambda other: (other.arrival, other.order))",
         "self.waiting.append(each)",
     ),
     PlantedBug(

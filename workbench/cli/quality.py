@@ -21,7 +21,7 @@ def quality(
         typer.Argument(metavar="[NAME:] PATH=VALUE ...", help="one variant each, quoted: 'NAME: PATH=VALUE ...'"),
     ] = None,
     model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
-    text: Annotated[list[Path] | None, typer.Option(help="text file to score; workload.texts unless given")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="text file to score, in place of workload.texts")] = None,
     set_: Annotated[
         list[str] | None,
         settings_option("backend, model.dtype, workload.windows, workload.speed=null, workload.pool=null"),

@@ -100,7 +100,7 @@ class Submissions:
 
     def wait(self, each: FleetRequest) -> None:
         """Let a live request wait, before those that arrived later."""
-        bisect.insort(self.waiting, each, key=lambda other: other.order)
+        bisect.insort(self.waiting, each, key=lambda other: (other.arrival, other.order))
 
     def leave(self, each: FleetRequest) -> None:
         """Remove a live request that has ended."""

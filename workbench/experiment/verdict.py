@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -64,7 +65,8 @@ class Verdict:
 def require_judge(judge: CustomPart) -> None:
     """Raise WorkbenchError if the function of `judge` does not exist, or does not take rows and the arguments."""
     function = resolve_path(judge.path)
-    with user_code(f"judge {judge.path}: must take the rows and its arguments"):
+    must = f"judge {judge.path}: must take the rows and its arguments"
+    with user_code(must), contextlib.suppress(ValueError):  # some built-in callables have no signature
         inspect.signature(function).bind((), **judge.arguments)
 
 

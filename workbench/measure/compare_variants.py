@@ -78,10 +78,9 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
 
 
 def _require_measure(kind: str, name: str, rows: VariantRows) -> None:
-    """Raise WorkbenchError if no row has the measure `name`."""
+    """Raise WorkbenchError if no row has the measure `name` but one has a similar name; some settings have no value."""
     columns = list(dict.fromkeys(column for row in rows for column, _ in flatten(row, "_")))
-    if not fnmatch.filter(columns, name):
-        hint = nearest(name, columns) or f"; the rows have {', '.join(columns)}"
+    if not fnmatch.filter(columns, name) and (hint := nearest(name, columns)):
         raise WorkbenchError(f"workload {kind}: no row has its measure {name!r}{hint}")
 
 

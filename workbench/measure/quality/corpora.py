@@ -57,8 +57,8 @@ class Corpus:
 def articles(files: dict[str, bytes]) -> dict[str, str]:
     """Return the prose of Wikipedia's articles, by title: paragraphs without markup, tables, notes and formulas."""
     (dump,) = files.values()
-    pages = ARTICLE.findall(bz2.decompress(dump).decode())
-    return {title: _prose(html.unescape(html.unescape(text))) for title, text in pages}
+    pages = map(ARTICLE.search, bz2.decompress(dump).decode().split("</page>"))
+    return {page[1]: _prose(html.unescape(html.unescape(page[2]))) for page in pages if page}
 
 
 def _prose(text: str) -> str:

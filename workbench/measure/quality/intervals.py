@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
-from workbench.runs.bootstrap import DEFAULT_CONFIDENCE, NUM_RESAMPLES, SEED, tail_probability
+from workbench.runs.bootstrap import DEFAULT_CONFIDENCE, NUM_RESAMPLES, SEED, student_t_quantile, tail_probability
 
 POWER = 0.8  # probability with which a difference of `detectable` is seen
 
@@ -38,6 +37,6 @@ def difference_over_texts(
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     tail = tail_probability(DEFAULT_CONFIDENCE, n, n - 1)
     low, high = np.quantile(means, [tail, 1 - tail])
-    z = sum(NormalDist().inv_cdf(p) for p in ((1 + DEFAULT_CONFIDENCE) / 2, POWER))
-    detectable = z * float(means.std()) * math.sqrt(n / (n - 1))
+    quantiles = (student_t_quantile(p, n - 1) for p in ((1 + DEFAULT_CONFIDENCE) / 2, POWER))
+    detectable = sum(quantiles) * float(means.std()) * math.sqrt(n / (n - 1))
     return {"mean": mean, "low": float(low), "high": float(high), "detectable": detectable}

@@ -122,7 +122,7 @@ class QualityWorkload(Workload):
     )
     kind: Literal["quality"] = "quality"
     texts: TextsSource = "demo"
-    windows: Count = 12  # number of text windows; the second half of each is scored
+    windows: Count = 12  # number of text windows; tokens behind the half of one are scored
     context: Count | None = None  # tokens of a window and of all other measurements; None is the model's maximum
     decode: Count = 64  # number of tokens at the end of each window that are decoded one at a time
     greedy_prompts: Count = 8
@@ -150,19 +150,26 @@ class QualityWorkload(Workload):
             raise WorkbenchError(f"quality: model {experiment.model.name!r} has no tokenizer and cannot score text")
         texts = QualityTexts.from_workload(self, exact.tokenizer, exact.model.spec.max_position_embeddings)
         on_progress("reference")
-        runners = {name: exact if name == REFERENCE else runner_for(variant) for name, variant in variants.items()}
+        batches = list(texts.batches(exact.model.spec.vocab_size))
+        runners = {REFERENCE: exact}
+        if len(batches) > 1:  # the logits of one batch are held at a time, and every variant is compared with them
+            runners |= {name: runner_for(variant) for name, variant in variants.items() if name != REFERENCE}
         places = {name: TokenDivergences() for name in variants}
-        for first, windows in texts.batches(exact.model.spec.vocab_size):
-            reference = ReferenceLogits.compute(exact, windows, first)
+        held: list[ReferenceLogits] = []  # one batch at a time
+        for first, windows in batches:
+            held.clear()
+            held.append(ReferenceLogits.compute(exact, windows, first))
             for name, runner in runners.items():
                 same = name == REFERENCE  # its result is known from above
-                places[name].extend(self_divergence(reference) if same else measure_divergence(runner, reference))
+                places[name].extend(self_divergence(held[0]) if same else measure_divergence(runner, held[0]))
         spoken = greedy_outputs(exact, texts.prompts, self.greedy_tokens)
         floor = measure_needles(exact, [without for _, without in texts.haystacks])
         found = VariantResults([], texts.metadata, {"places": [], "greedy": [], "copying": [], "needles": []})
         for name in variants:
             on_progress(name)
-            runner = runners.pop(name)
+            if (runner := runners.pop(name, None)) is None:  # there was one batch
+                runner = runner_for(variants[name])
+                places[name].extend(measure_divergence(runner, held[0]))
             row: dict[str, Any] = {**described(experiment, name, runner.core.backends)}
             row["weight_bytes"] = runner.model.weight_bytes
             if predicted and name != REFERENCE:
@@ -222,7 +229,7 @@ class QualityWorkload(Workload):
                 alone = with_model(each, self.speed.model, dtype)
                 alone = alone.model_copy(update={"schedule": alone.schedule.model_copy(update={"max_num_seqs": 1})})
                 served.append(ServedRequests(alone, dict.fromkeys(((one, steps) for one in self.speed.contexts), 1)))
-        logits = self.windows * context // 2 * vocab * 4  # bytes of the reference's logits
+        logits = self.windows * context * vocab * 4  # bytes of the reference's logits, at most
         return WorkloadCost(tuple(served), other_bytes=min(logits, max(MAX_REFERENCE_BYTES, logits // self.windows)))
 
 
@@ -338,7 +345,7 @@ def _sizes(workload: QualityWorkload, windows: Sequence[TextWindow]) -> dict[str
     tokens = sum(len(window.ids) - window.first_scored for window in windows)
     questions = 0 if workload.needles is None else workload.needles.texts * workload.needles.each
     line = f"{tokens:,} scored tokens in {len(windows)} windows of {len({each.name for each in windows})} texts"
-    enough = len(windows) >= PROTOCOL_TEXTS or tokens >= PROTOCOL_TOKENS
+    enough = len({each.name for each in windows}) >= PROTOCOL_TEXTS or tokens >= PROTOCOL_TOKENS
     if questions:
         line, enough = f"{line}, {questions} needles", enough and questions >= PROTOCOL_QUESTIONS
     return {"sizes": line, "enough": enough}
@@ -352,9 +359,9 @@ def _differences(
     exact, own = places[REFERENCE], places[name]
     sources = [texts.windows[text].name for text in own.text]
     bits = [(q - p) / math.log(2) for p, q in zip(exact.nats, own.nats, strict=True)]
-    per_token = texts.scored_bytes / len(sources)
+    bytes_per_token = [each.num_bytes / (len(each.ids) - each.first_scored) for each in texts.windows]
     differences = {
-        "bits_per_byte": difference_over_texts(sources, bits, [per_token] * len(bits)),
+        "bits_per_byte": difference_over_texts(sources, bits, [bytes_per_token[text] for text in own.text]),
         "kl_mean": difference_over_texts(sources, own.kl, [1.0] * len(bits)),
     }
     answers = [
