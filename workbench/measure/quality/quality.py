@@ -122,7 +122,7 @@ class QualityWorkload(Workload):
     )
     kind: Literal["quality"] = "quality"
     texts: TextsSource = "demo"
-    windows: Count = 12  # number of text windows; tokens behind the half of one are scored
+    windows: Count = 12  # number of text windows; the first of a text is scored whole, later ones in their second half
     context: Count | None = None  # tokens of a window and of all other measurements; None is the model's maximum
     decode: Count = 64  # number of tokens at the end of each window that are decoded one at a time
     greedy_prompts: Count = 8
